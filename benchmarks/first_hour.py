@@ -4,10 +4,11 @@
 
 Each row is `engram fit PHOTOS --task NAME -o FILE` and `engram eval` as the README shows them, in
 an empty folder, with an empty cache, and with stdout and stderr in a pipe, as for a log file. The
-backbone is the one that `fit` chooses: with an empty cache of the Hub and no network, and with a
-real ViT-Ti/16 in it. The photographs are pets and flowers, and a folder as it comes from phones:
-HEIC, rotated JPEGs, screenshots and videos. It takes about fifteen minutes on two idle cores, needs
-the assets folder (../shared, or ENGRAM_ASSETS), and writes benchmarks/results/first_hour.md.
+backbone is the one that `fit` chooses: with an empty cache of the Hub and no network, with a real
+ViT-Ti/16 in it, and with DINOv2-small, if it is in ENGRAM_BACKBONES. The photographs are pets,
+flowers and textures, and a folder as it comes from phones: HEIC, rotated JPEGs, screenshots and
+videos. It takes about twenty minutes on two idle cores, needs the assets folder (../shared, or
+ENGRAM_ASSETS), and writes benchmarks/results/first_hour.md.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from typing import Any
 
 from PIL import Image
 
-from benchmarks.paths import ASSETS, BACKBONE, require_backbone
+from benchmarks.paths import ASSETS, BACKBONE, DINOV2_SMALL, require_backbone
 from benchmarks.report import markdown_table, write_report
+from benchmarks.speed.processes import peak_memory
+from engram.util.text import storage
 
-VIT = "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+VIT, DINOV2 = "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", "facebook/dinov2-small"
 COLUMNS = (
     "photographs",
     "backbone that was chosen",
@@ -39,6 +42,8 @@ COLUMNS = (
     "longest silence",
     "lines",
     "fit in total",
+    "memory",
+    "cache",
     "regime that was kept",
     "validation accuracy",
     "test accuracy",
@@ -52,6 +57,7 @@ class Printed:
 
     lines: tuple[tuple[float, str], ...]
     seconds: float
+    memory: int  # bytes, the most that its processes had at once
 
     @property
     def longest_silence(self) -> float:
@@ -63,14 +69,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.first_hour", description=str(__doc__).splitlines()[0]
     )
-    parser.add_argument("--only", action="append", help="pets, flowers or phone; repeatable")
+    parser.add_argument(
+        "--only", action="append", help="pets, flowers, textures or phone; repeatable"
+    )
     only = parser.parse_args().only
     require_backbone()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         phone = phone_photographs(folder / "phone")
         real, nothing = hub_cache(folder / "hub"), folder / "no-hub"
-        pets, flowers = (ASSETS / "data" / name for name in ("pets", "flowers"))
+        names = ("pets", "flowers", "textures")
+        pets, flowers, textures = (ASSETS / "data" / name for name in names)
+        dinov2 = [("textures", textures, hub_with_dinov2(folder / "hub-dinov2"))]
         rows = [
             first_result(folder / str(i), name, data, hub)
             for i, (name, data, hub) in enumerate(
@@ -79,6 +89,7 @@ def main() -> None:
                     ("pets", pets, real),
                     ("flowers", flowers, real),
                     ("pets", pets, nothing),
+                    *(dinov2 if DINOV2_SMALL.exists() else []),
                 ]
             )
             if not only or name in only
@@ -108,6 +119,8 @@ def first_result(folder: Path, name: str, data: Path, hub: Path) -> list[str]:
         f"{fit.longest_silence:.1f} s",
         str(len(fit.lines)),
         f"{fit.seconds:.0f} s",
+        storage(fit.memory),
+        storage(sum(file.stat().st_size for file in (folder / "cache").rglob("*.data"))),
         described["task"]["regime"],
         f"{described['metrics']['val']['accuracy']:.1%}",
         test,
@@ -126,12 +139,13 @@ def run(folder: Path, hub: Path, *arguments: str | Path) -> Printed:
     )  # fmt: skip
     assert process.stdout is not None
     lines = []
-    for line in process.stdout:
-        lines.append((time.perf_counter() - began, line.rstrip("\n")))
-        print(f"{lines[-1][0]:7.1f}  {lines[-1][1]}", flush=True)
+    with peak_memory(process.pid) as peak:
+        for line in process.stdout:
+            lines.append((time.perf_counter() - began, line.rstrip("\n")))
+            print(f"{lines[-1][0]:7.1f}  {lines[-1][1]}", flush=True)
     if process.wait():
         sys.exit(f"{arguments[0]} ended with exit code {process.returncode}.")
-    return Printed(tuple(lines), time.perf_counter() - began)
+    return Printed(tuple(lines), time.perf_counter() - began, peak()["peak"])
 
 
 def document(folder: Path, hub: Path, *arguments: str | Path) -> Any:
@@ -157,18 +171,31 @@ def environment(folder: Path, hub: Path) -> Mapping[str, str]:
 
 
 def hub_cache(folder: Path) -> Path:
-    """A cache of the Hub with a real backbone, as a download leaves it."""
-    repo = folder / f"models--{VIT.replace('/', '--')}"
-    snapshot = repo / "snapshots" / ("0" * 40)
-    snapshot.mkdir(parents=True)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text("0" * 40)
+    """A cache of the Hub with a real ViT-Ti/16."""
+    snapshot = _snapshot(folder, VIT)
     shutil.copy(BACKBONE, snapshot / "model.safetensors")
     config = {"architecture": "vit_tiny_patch16_224", "num_classes": 1000}
     normalisation = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"}
     about = {"input_size": [3, 224, 224], "crop_pct": 0.9, **normalisation}
     (snapshot / "config.json").write_text(json.dumps({**config, "pretrained_cfg": about}))
     return folder
+
+
+def hub_with_dinov2(folder: Path) -> Path:
+    """A cache of the Hub with DINOv2-small, where there is one."""
+    if DINOV2_SMALL.exists():
+        shutil.copytree(DINOV2_SMALL, _snapshot(folder, DINOV2), dirs_exist_ok=True)
+    return folder
+
+
+def _snapshot(folder: Path, name: str) -> Path:
+    """The folder for the files of a repository, as a download leaves it."""
+    repo = folder / f"models--{name.replace('/', '--')}"
+    snapshot = repo / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("0" * 40)
+    return snapshot
 
 
 def phone_photographs(folder: Path, classes: int = 8) -> Path:

@@ -67,13 +67,13 @@ def measure_memory(plan: Plan, say: Say) -> dict[str, Any]:
             command = [sys.executable, "-m", "engram", *map(str, arguments), "--json"]
             env = {**os.environ, "ENGRAM_CACHE": str(folder / "cache")}
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env)
-            with _peak(process.pid) as peak:
+            with peak_memory(process.pid) as peak:
                 code = process.wait()
             assert code == 0, what
             rows.append({"what": what, **peak()})
         say("engram serve")
         service = Service(bundle, folder)
-        with _peak(service.process.pid) as peak:
+        with peak_memory(service.process.pid) as peak:
             _ask(service.url, next(photographs.glob("*/*")).read_bytes())
         service.stop()
         rows.append({"what": "engram serve", **peak()})
@@ -107,7 +107,7 @@ def _ask(url: str, picture: bytes) -> None:
 
 
 @contextmanager
-def _peak(pid: int) -> Iterator[Callable[[], dict[str, int]]]:
+def peak_memory(pid: int) -> Iterator[Callable[[], dict[str, int]]]:
     """Sample the memory of a process and of all that it started, while the block runs."""
     most, done = {"peak": 0, "own": 0}, threading.Event()
 
