@@ -24,7 +24,7 @@ from engram.methods import Readout
 from engram.tasks.task import Task
 from engram.train import solve
 from engram.train.feeds import BatchShard
-from engram.train.seen import PLAIN, Seen
+from engram.train.seen import PLAIN, Columns, Seen
 from engram.train.solve import Solution, Solver, SolverSetting
 from engram.util.processes import ProcessGroup
 
@@ -362,7 +362,7 @@ def test_a_finished_readout_is_resumed_as_a_success(
 def test_a_finished_readout_is_resumed_whatever_it_sees(
     seen: Seen, model: MemoryViT, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Solver, "choices", (seen,))
+    monkeypatch.setattr(Columns, "choices", (seen,))
     out, backbone = tmp_path / "t.safetensors", model.backbone
     engram.fit(readout(backbone, splits)[0], "t", splits, QUICK, out=out)
     method = engram.inspect(out).spec.method
