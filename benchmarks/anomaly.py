@@ -1,7 +1,7 @@
 """Anomaly tasks beside nearest neighbours of the class token: AUROC of images and of pixels.
 
     python -m benchmarks.anomaly --work FOLDER [--backbone NAME=PATH] [--seeds N] [--pieces N]
-                                 [--choose NAME] [--data waste,pets]
+                                 [--choose NAME] [--precision NAME] [--data waste,pets]
 
 Two sorts of data, made from the photographs of the assets folder, three seeds each (or as many as
 --seeds says for backbones that are given):
@@ -18,8 +18,8 @@ The task is fitted and evaluated as `fit` and `eval` do it, with everything at i
 neighbour is the cosine distance of the class token (or what the backbone pools) to the nearest
 training image. Layer, bank and score were chosen on photographs of the train split with a seed of
 their own; the ones measured are from the test split. --choose adds that table for a backbone of
-this name (such as ViT-Ti/16), and on the same photographs, which are drawn defects, a bank in
-single precision beside one in half precision, which is how files hold it.
+this name (such as ViT-Ti/16). On the same photographs, --precision compares a bank in single
+precision with one in half precision, which is how files hold it.
 
 anomalib 2.7.0, whose PatchCore would be the peer, requires timm and torchvision, which this project
 does not install (CONTRIBUTING.md), so it is not in the table.
@@ -363,6 +363,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--data", default=",".join(CLASSES))
     parser.add_argument("--choose", action="append", default=[], metavar="NAME")
+    parser.add_argument("--precision", action="append", default=[], metavar="NAME")
     options = parser.parse_args()
     require_backbone()
     others = dict(one.split("=", 1) for one in options.backbone)
@@ -396,6 +397,7 @@ def main() -> None:
         if title in options.choose:
             found = work.piece(f"choice-{name}", partial(choose, backbone, options.work))
             tables += ["", f"### {title}", "", *markdown_table(CHOICE, found)]
+        if title in options.precision:
             found = work.piece(
                 f"precision-{name}", partial(compare_precision, backbone, options.work)
             )
@@ -411,6 +413,7 @@ def main() -> None:
     ]
     if tables:
         lines += ["", "## How the settings were chosen", *tables]
+    if precision:
         lines += ["", "## The bank in half precision", "", *markdown_table(PRECISION, precision)]
     write_report("anomaly", "Anomalies", lines)
 
