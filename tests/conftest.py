@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # A suite in the background of a shell ignores Ctrl-C, and so would the processes that tests stop.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests kill processes and never the machine: what the disk itself has at that time is not seen, and
+# waiting for it after every write takes minutes in all. tests/util/test_files.py sees the calls.
+os.fsync = lambda handle: None
 
 
 #: Folders and files whose tests are about the documentation.
@@ -101,10 +106,18 @@ def seeded() -> int:
     return seed
 
 
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Names of new folders; `mktemp` would look through thousands of them for each."""
+    folder = tmp_path_factory.mktemp("caches")
+    return (folder / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(caches: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every test has a cache of its own, and none touches the user's."""
-    folder = tmp_path_factory.mktemp("cache")
+    folder = next(caches)
+    folder.mkdir()
     monkeypatch.setenv("ENGRAM_CACHE", str(folder))
     return folder
 
@@ -215,16 +228,28 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     nursery.process.wait()
 
 
+@pytest.fixture(scope="session")
+def old_engram(tmp_path_factory: pytest.TempPathFactory, small_backbone: Path) -> Path:
+    """An engram for this backbone, which it finds beside itself as `vit`."""
+    folder = tmp_path_factory.mktemp("old")
+    model = MemoryViT(load_backbone(small_backbone))
+    model.backbone.source = "vit"
+    model.add_task("old", ["red", "green", "blue"], 2, seed=0)
+    return model.save("old", folder / "old.safetensors")
+
+
 @pytest.fixture
 def work(
-    tmp_path: Path, small_backbone: Path, colours: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    small_backbone: Path,
+    colours: Path,
+    old_engram: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
     """A folder with a backbone, data, a picture and an engram, as a user would have it."""
     monkeypatch.chdir(tmp_path)
     os.symlink(small_backbone, "vit")
     os.symlink(colours, "colours.npz")
     Image.new("RGB", (20, 16), (210, 50, 60)).save("red.png")
-    model = MemoryViT(load_backbone("vit"))
-    model.add_task("old", ["red", "green", "blue"], 2, seed=0)
-    model.save("old", "old.safetensors")
+    shutil.copy(old_engram, "old.safetensors")
     return tmp_path

@@ -4,6 +4,7 @@ import os
 import re
 import resource
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Callable
@@ -72,6 +73,20 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
     write_atomically(target, versions[1])
     assert target.read_bytes() == versions[1]
     assert len(temporary_files(folder)) == before
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_after(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[bool, bytes]] = []
+
+    def fsync(handle: int) -> None:
+        seen.append((stat.S_ISDIR(os.fstat(handle).st_mode), path.read_bytes()))
+
+    old = path.read_bytes()
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_atomically(path, b"new")
+    assert seen == [(False, old), (True, b"new")]
 
 
 def test_a_full_disk_keeps_the_old_file(path: Path) -> None:
