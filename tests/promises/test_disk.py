@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -164,10 +163,6 @@ def test_a_clock_that_jumps_by_years_changes_nothing_with_patched_time_and_file_
     for i, path in enumerate(files):
         seconds = 4_102_444_800 * (i % 2)
         os.utime(path, (seconds, seconds))
-    (tmp_path / "sitecustomize.py").write_text(JUMPING)
-    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    command = [sys.executable, "-m", "engram", *map(str, fit(out, "--cache", "on", "--resume"))]
-    environment = {**os.environ, "PYTHONPATH": paths, "ENGRAM_CACHE": str(tmp_path / "cache")}
-    end = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert end.returncode == 0, end.stderr
+    end = nursery.run(*fit(out, "--cache", "on", "--resume"), before=JUMPING)
+    assert end.code == 0, end.stderr
     assert engram.inspect(out).content == whole

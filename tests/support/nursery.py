@@ -8,20 +8,24 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.support.paths import ROOT
 from tests.support.runs import Fact
 from tests.support.waiting import wait_until
 
 _NURSERY = """
-import gc, json, os, pathlib, pickle, resource, sys
+import atexit, contextlib, gc, json, os, pathlib, pickle, resource, sys, threading
 import torch, torch._dynamo, matplotlib.figure, torch.utils.tensorboard
 import rich.progress, rich.table, sklearn.datasets
 import engram.report.run_page, engram.serve.app, uvicorn
-from engram.cli.main import main
+import engram.curation.labels, engram.train.backbone, engram.train.job, engram.train.opening
+from engram.cli.main import _commands, main
 from tests.support.runs import hold_when
+_commands()  # made once, and not in every child
 # What is loaded now stays until a child exits: looking through it for garbage takes seconds.
 gc.freeze()
+os.fsync = lambda handle: None  # as in tests/conftest.py
 for line in sys.stdin:
     job = json.loads(line)
     if "wait" in job:
@@ -39,9 +43,17 @@ for line in sys.stdin:
             resource.setrlimit(resource.RLIMIT_FSIZE, (job["fsize"], job["fsize"]))
         if job["nofile"]:
             resource.setrlimit(resource.RLIMIT_NOFILE, job["nofile"])
+        exec(job["before"], {})
         if job["hold"]:
             hold_when(pickle.loads(bytes.fromhex(job["hold"])), pathlib.Path(job["go"]))
-        sys.exit(main(job["arguments"]))
+        code = main(job["arguments"])
+        # All that an end of Python does, but for taking every module apart, which takes longest.
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)
     print(child, flush=True)
 """
 
@@ -117,9 +129,13 @@ class Nursery:
         nofile: tuple[int, int] | None = None,
         stdout: Path | None = None,
         hold: Fact | None = None,
+        before: str = "",
         **env: object,
     ) -> Running:
-        """Start a command. With `hold`, it waits a little after this fact until it is let go."""
+        """Start a command, after the Python code `before` in its process.
+
+        With `hold`, it waits a little after this fact until it is let go.
+        """
         self.count += 1
         out, err, go = (self.folder / f"{self.count}.{name}" for name in ("out", "err", "go"))
         out = stdout or out
@@ -137,8 +153,9 @@ class Nursery:
             "nofile": nofile,
             "hold": pickle.dumps(hold.later).hex() if hold else "",
             "go": str(go),
+            "before": before,
         }
         return Running(self, int(self.ask(job)), (out, err), go)
 
-    def run(self, *arguments: object, cwd: Path | None = None, fsize: int = 0) -> Running:
-        return self.start(*arguments, cwd=cwd, fsize=fsize).wait()
+    def run(self, *arguments: object, **options: Any) -> Running:
+        return self.start(*arguments, **options).wait()
