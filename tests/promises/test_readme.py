@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support.paths import ROOT
+
+from engram.data import arrays
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
@@ -21,6 +24,8 @@ BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<excuse>.+?) -->\n)?```(?P<language>python|console)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+#: Nearly all the time is learning, epoch after epoch: one of them shows that a page runs.
+EPOCHS = re.compile(r"\bepochs(=| = | )\d+")
 LINK = re.compile(r"\]\((?!https?://|#)(?P<target>[^)#\s]+)")
 
 
@@ -56,10 +61,20 @@ def common_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("pages")
 
 
+@pytest.fixture(scope="module")
+def few_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Less than half of the bundled digits: about 640 to train on, and 160 to test."""
+    path = tmp_path_factory.mktemp("digits") / "digits.npz"
+    with np.load(arrays.DIGITS) as digits:
+        np.savez(path, **{name: digits[name][:800] for name in digits})
+    return path
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_runs_as_shown(
     page: Path,
     common_cache: Path,
+    few_digits: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -67,14 +82,18 @@ def test_a_page_runs_as_shown(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ENGRAM_CACHE", str(common_cache))
+    monkeypatch.setattr(arrays, "DIGITS", few_digits)
+    fewer = (
+        f"from engram.data import arrays; arrays.DIGITS = type(arrays.DIGITS)({str(few_digits)!r})"
+    )
     names: dict[str, object] = {"__name__": "__main__"}
-    for block in blocks_to_run(page.read_text(encoding="utf-8")):
+    for block in blocks_to_run(EPOCHS.sub(r"epochs\g<1>1", page.read_text(encoding="utf-8"))):
         if block.language == "python":
             # The page's own line numbers, so a traceback points into the page.
             source = "\n" * (block.line - 1) + block.text
             exec(compile(source, str(page), "exec"), names)
         for command in block.commands():
-            done = nursery.run(*command, cwd=tmp_path)
+            done = nursery.run(*command, cwd=tmp_path, before=fewer)
             assert done.code == 0, f"{page.name}: engram {shlex.join(command)}: {done.stderr}"
             assert "Traceback" not in done.stderr
     assert "Traceback" not in capfd.readouterr().err
