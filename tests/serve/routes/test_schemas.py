@@ -66,7 +66,7 @@ def statuses(app: FastAPI, path: str, method: str, mode: GenerationMode) -> set[
     operation = schemathesis.openapi.from_asgi("/openapi.json", app)[path][method]
     seen = set()
 
-    @settings(max_examples=20, suppress_health_check=list(HealthCheck), deadline=None)
+    @settings(max_examples=10, suppress_health_check=list(HealthCheck), deadline=None)
     @given(case=operation.as_strategy(generation_mode=mode))
     def try_it(case: schemathesis.Case) -> None:
         # No schema can tell an engram from other bytes, or how long vectors and the data of a shape
