@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from benchmarks.paths import RESULTS, ROOT
-from benchmarks.speed import page, plots, scale
+from benchmarks.speed import command, page, plots, processes, scale
 from benchmarks.speed.__main__ import main, measurements, read
 from benchmarks.speed.busy import SERVICE, SOLVING, STEP
 from benchmarks.speed.growth import exponent
 from benchmarks.speed.measure import SECTIONS, SIDE_STEP
+from engram.cli import main as cli
 from engram.experiments.bench import PLAIN
 
 SECTION_TITLES = ("Targets", "Forward", "One training step", "Many variants",
@@ -25,10 +27,23 @@ SECTION_TITLES = ("Targets", "Forward", "One training step", "Many variants",
                   "Memory of whole commands", "Start", "Growth")  # fmt: skip
 
 
+STARTED: list[Sequence[str]] = []
+
+
+def run_here(*arguments: str | Path, cache: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ENGRAM_CACHE", str(cache))
+        assert cli.main([str(one) for one in (*arguments, "--json")]) == 0
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run; of its processes that only take time to start, some are left out."""
     out = tmp_path_factory.mktemp("speed")
-    assert main(["--plan", "tiny", "--out", str(out)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "_run", STARTED.append)
+        patch.setattr(command, "run_engram", run_here)
+        assert main(["--plan", "tiny", "--out", str(out)]) == 0
     return out
 
 
@@ -163,6 +178,7 @@ def test_memory_and_start_are_of_whole_processes(found: dict[str, Any]) -> None:
     assert peaks.keys() == {"engram fit", "engram predict --out", "engram serve"}
     assert all(row["peak"] >= row["own"] > 50e6 for row in peaks.values())
     assert found["start"]["rows"][0]["ratio"] == 1
+    assert ("-m", "engram", "--help") in STARTED
     assert "| `engram --help` |" in page.page(found)
 
 
