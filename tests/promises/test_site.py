@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,37 +53,39 @@ def test_the_reference_shows_signatures_and_arguments(site: Path) -> None:
 
 
 @pytest.fixture
-def phone(site: Path, browser: Any) -> Any:
+def phone(site: Path, browser: Any) -> Iterator[Any]:
+    """A browser as wide as a phone, without a network."""
     context = browser.new_context(viewport={"width": 390, "height": 844}, offline=True)
     context.set_default_timeout(1000 * FUSE)
-    yield context.new_page()
+    yield context
     context.close()
 
 
-def test_pages_open_from_the_disk_without_a_network(site: Path, phone: Any) -> None:
+def test_pages_open_from_the_disk_without_a_network_and_no_wider_than_a_phone(
+    site: Path, phone: Any
+) -> None:
+    """A table or a block of code that is wider scrolls inside itself."""
     requests, errors = [], []
     phone.on("request", lambda request: requests.append(request.url))
-    phone.on("pageerror", lambda error: errors.append(str(error)))
+    phone.on("weberror", lambda error: errors.append(str(error.error)))
     phone.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
-    for name in PAGES:
-        phone.goto(f"file://{site}/{name}.html")
-        phone.wait_for_load_state("networkidle")
+    pages = [phone.new_page() for _ in PAGES]
+    for page, name in zip(pages, PAGES, strict=True):
+        page.goto(f"file://{site}/{name}.html")
+    for page, name in zip(pages, PAGES, strict=True):  # they load side by side
+        page.wait_for_load_state("networkidle")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
+    assert len(requests) > len(PAGES)
     assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
     assert errors == []
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_not_wider_than_a_phone(site: Path, phone: Any, name: str) -> None:
-    """A table or a block of code that is wider scrolls inside itself."""
-    phone.goto(f"file://{site}/{name}.html")
-    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
-
-
 def test_the_search_works_from_the_disk(site: Path, phone: Any) -> None:
-    phone.goto(f"file://{site}/index.html?q=fingerprint")
-    result = phone.locator(".md-search-result__link").first
+    page = phone.new_page()
+    page.goto(f"file://{site}/index.html?q=fingerprint")
+    result = page.locator(".md-search-result__link").first
     result.wait_for(state="attached")
-    assert phone.locator(".md-search-result__link[href*='backbones.html']").count()
+    assert page.locator(".md-search-result__link[href*='backbones.html']").count()
 
 
 def test_dark_mode_follows_the_system_and_can_be_chosen(site: Path, browser: Any) -> None:
