@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.support.engrams import familiar
+from tests.support.exports import trace_once
 from tests.support.strategies import scatter
 from tests.support.web import BRIGHTNESS, StaticHost, answered, opened
 
@@ -31,7 +32,7 @@ HOSTILE = '<img src=x onerror="document.title=1">'
 def model() -> MemoryViT:
     """A task of every kind, with names that are no HTML."""
     torch.manual_seed(0)
-    backbone = random_backbone(image_size=32, patch=8, width=32, depth=2, heads=2, classes=3)
+    backbone = random_backbone(image_size=32, patch=8, width=32, depth=1, heads=2, classes=3)
     backbone.preprocessing = Preprocessing((32, 32), 36)
     model = MemoryViT(backbone)
     model.add_task("plain", ["red", HOSTILE, "blue"], 3)
@@ -144,7 +145,10 @@ PREPARE = """async ([given, settings]) => {
 }"""
 
 
-def test_the_folder_is_replaced_whole_or_not_at_all(model: MemoryViT, tmp_path: Path) -> None:
+def test_the_folder_is_replaced_whole_or_not_at_all(
+    model: MemoryViT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace_once(monkeypatch)
     folder = tmp_path / "site"
     made = export_web(model, folder, tasks=["plain"])
     assert "cdn.jsdelivr.net" in made.runtime
