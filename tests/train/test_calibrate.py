@@ -84,7 +84,7 @@ def test_the_engram_has_it_and_says_so(small_backbone: Path, hard: Path, tmp_pat
 
 
 def several_labels() -> Splits:
-    images = [(torch.rand(3, 16, 16) * (0.3 + 0.7 * (i % 2))).clamp(0, 1) for i in range(60)]
+    images = [(torch.rand(3, 16, 16) * (0.3 + 0.7 * (i % 2))).clamp(0, 1) for i in range(160)]
     table = [{"image": one, "label": [["dark"], ["light", "any"]][i % 2]} for i, one in
              enumerate(images)]  # fmt: skip
     return load(table, kind="multilabel")
