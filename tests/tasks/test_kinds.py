@@ -16,7 +16,8 @@ from tests.support.regimes import class_count, known, teaches
 
 from engram import MemoryViT
 from engram.methods import METHODS
-from engram.tasks.kinds import IGNORED, KINDS
+from engram.tasks.kind import IGNORED
+from engram.tasks.kinds import KINDS
 
 SHAPES = {
     "classification": (3,),

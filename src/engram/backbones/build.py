@@ -27,16 +27,13 @@ from engram.backbones.configs import (
 )
 from engram.backbones.layouts import (
     Layout,
-    Translated,
-    check_complete,
     join_biases,
     split_in_proj,
-    their_names,
     timm_layout,
     transformers_layout,
-    translate,
 )
 from engram.backbones.shape import CONFIG, MAX_PATCHES, can_be_cut
+from engram.backbones.translate import Translated, check_complete, their_names, translate
 from engram.errors import EngramError
 from engram.images.preprocessing import MAX_SIDE, Preprocessing
 from engram.util.schema import Invalid

@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engram.backbones.families import BACKBONE_FAMILIES
-from engram.backbones.layouts import FAMILIES, Layout, Translated
+from engram.backbones.layouts import FAMILIES, Layout
+from engram.backbones.translate import Translated
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.util.schema import Invalid
 from engram.vit.layers import Activation, Norm, Pooling, Positions
 from engram.vit.pos_embed import RotaryConfig
 
-#: The families, as errors list them.
-READABLE = f"{', '.join(f.name for f in BACKBONE_FAMILIES[:-1])} and {BACKBONE_FAMILIES[-1].name}"
+#: The families, as errors list them; docs/backbones.md has a table of them.
+READABLE = "ViT, DeiT, DINO, DINOv2, DINOv3, CLIP, SigLIP, SigLIP 2, MAE, AIMv2, EVA-02 and PE-Core"
 
 _HALF = (0.5, 0.5, 0.5)
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -1,4 +1,4 @@
-"""Tensor names of each library as tables, and tensors translated by them into our names.
+"""Tensor names of each library as tables, by which `translate.py` gives tensors our names.
 
 A table maps our module to theirs. `{i}` is the number of a layer, a tuple is concatenated along the
 rows (three projections become one `qkv`), and `weight` and `bias` follow their module.
@@ -12,9 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from engram.errors import EngramError
-from engram.util.text import join_names
 
 Names = dict[str, str | tuple[str, ...]]
 
@@ -166,9 +163,11 @@ _AIMV2_APPLE: Names = {  # the files that Apple published first
     ),
     "norm": "backbone.post_backbone_norm",
 }
-_CLASSIFIER: Names = {"head.linear": "classifier"}  # replaces a projection or a pooling
+_CLIP_CLASSIFIER: Names = _CLIP | {"head.linear": "classifier"}  # in place of the projection
+# Its classifier reads the mean of the tokens; the attention pooling in the file is unused.
+_SIGLIP_CLASSIFIER: Names = _TOWER | {"head.linear": "classifier"}
 
-_NOT_IN_BACKBONE = (
+_NOT_IN_BACKBONE: tuple[str, ...] = (
     r"pooler\.dense\..+",  # a tanh layer that transformers adds; no classifier reads it
     r"embeddings\.(mask_token|position_ids)",
     r"decoder(\.|_).+",  # of masked image modelling
@@ -194,43 +193,43 @@ FAMILIES = {
 }
 
 
+# The usual table of each family, and what every file of it has to have.
+_TABLES: dict[str, tuple[Names, tuple[str, ...]]] = {
+    "vit": (_VIT, ("class_token",)),
+    "deit": (_DEIT, ("class_token", "registers")),
+    "dinov2": (_DINOV2, ("class_token", "blocks.0.scale1", "blocks.0.scale2")),
+    "dinov3": (_DINOV3, ("class_token", "blocks.0.scale1", "blocks.0.scale2")),
+    "clip": (_CLIP, ("class_token", "pre_norm.weight")),
+    "siglip": (_SIGLIP, ()),
+    "aimv2": (_AIMV2, ("patch_norm.weight",)),
+}
+# The tables of variants, by a part of a tensor name that only these have.
+_VARIANTS: dict[str, dict[str, Names]] = {
+    "deit": {"cls_classifier.": _DEIT_TEACHER},
+    "dinov2": {".mlp.weights_in.": _DINOV2_SWIGLU, ".mlp.gate_proj.": _DINOV2_GATED},
+    "dinov3": {".mlp.gate_proj.": _DINOV3_GATED},
+    "clip": {"classifier.": _CLIP_CLASSIFIER},
+    "siglip": {"classifier.": _SIGLIP_CLASSIFIER},
+    "aimv2": {"preprocessor.patchifier.": _AIMV2_APPLE},
+}
+
+
 def transformers_layout(kind: str, names: Iterable[str]) -> Layout:
     """The layout of a transformers model_type. The tensor names tell its variants apart."""
     family, names = FAMILIES[kind], list(names)
-    classifier = any(name.startswith("classifier.") for name in names)
-    gated = any(".mlp.gate_proj." in name for name in names)
-    required: tuple[str, ...] = ("class_token",)
-    ignored: tuple[str, ...] = _NOT_IN_BACKBONE
-    table = _VIT
-    if family == "deit":
-        teacher = any(name.startswith("cls_classifier.") for name in names)
-        table = _DEIT_TEACHER if teacher else _DEIT
+    (table, required), ignored = _TABLES[family], _NOT_IN_BACKBONE
+    for part, variant in _VARIANTS.get(family, {}).items():
+        if any(part in name for name in names):
+            table = variant
+    if kind == "dinov2_with_registers":
         required += ("registers",)
-    elif family == "dinov2":
-        swiglu = any(".mlp.weights_in." in name for name in names)
-        table = _DINOV2_SWIGLU if swiglu else _DINOV2_GATED if gated else _DINOV2
-        required += ("blocks.0.scale1", "blocks.0.scale2")
-        required += ("registers",) if kind == "dinov2_with_registers" else ()
-    elif family == "dinov3":
-        table = _DINOV3_GATED if gated else _DINOV3
-        required += ("blocks.0.scale1", "blocks.0.scale2")
-    elif family == "aimv2":
-        apple = any(name.startswith("preprocessor.patchifier.") for name in names)
-        table = _AIMV2_APPLE if apple else _AIMV2
-        required = ("patch_norm.weight",)
-    elif family == "clip":
-        table = _CLIP | _CLASSIFIER if classifier else _CLIP
-        required += ("pre_norm.weight",)
-    elif family == "siglip":
-        # Its classifier reads the mean of the tokens; the attention pooling in the file is unused.
-        table = _TOWER | _CLASSIFIER if classifier else _SIGLIP
-        ignored += (r"head\..+",) if classifier else ()
-        required = ()
+    if table is _SIGLIP_CLASSIFIER:
+        ignored += (r"head\..+",)
     return Layout(table, _PREFIXES, ignored, required, zero_biases=family == "dinov3")
 
 
 # Where models of transformers 5 have other names in memory than in their files.
-_RENAMED = (
+_RENAMED: Sequence[tuple[str, str]] = (
     (r"^((?:vit\.|deit\.)?)layers\.(\d+)\.mlp\.fc1\.", r"\1encoder.layer.\2.intermediate.dense."),
     (r"^((?:vit\.|deit\.)?)layers\.(\d+)\.mlp\.fc2\.", r"\1encoder.layer.\2.output.dense."),
     (r"^((?:vit\.|deit\.)?)layers\.(\d+)\.", r"\1encoder.layer.\2."),
@@ -379,142 +378,3 @@ def google_to_torch(name: str, array: Tensor) -> Tensor:
     if name.endswith("/out/kernel"):  # (h, d, D) -> (D, h d)
         return array.flatten(0, -2).T
     return array.T if name.endswith("kernel") else array
-
-
-# Translation
-
-_LAYER = re.compile(r"(?<=[._])\d+(?=[./])")
-_SUFFIXES = {
-    ".weight": ".weight",
-    ".bias": ".bias",
-    "/kernel": ".weight",
-    "/scale": ".weight",
-    "/bias": ".bias",
-}
-
-
-@dataclass(frozen=True)
-class Translated:
-    """The tensors of a file under our names."""
-
-    tensors: dict[str, Tensor]  # fp32
-    missing: Sequence[str] = ()  # parts of concatenated tensors that the file lacks
-    surplus: Sequence[str] = ()  # neither in the layout's table nor ignored by it
-
-    def has(self, stem: str) -> bool:
-        """Whether there is a tensor of this name, or any of this module."""
-        return any(name == stem or name.startswith(f"{stem}.") for name in self.tensors)
-
-
-def translate(
-    tensors: Mapping[str, Tensor], layout: Layout, source: str, share: bool = False
-) -> Translated:
-    """Their tensors under our names. A tensor without finite numbers is an EngramError.
-
-    With `share`, what is one fp32 tensor there and here keeps its storage; otherwise all are
-    copies.
-    """
-    stems = {}  # their name -> ours, and which part of a concatenation it is
-    for ours, theirs in layout.names.items():
-        parts = (theirs,) if isinstance(theirs, str) else theirs
-        stems.update({stem: (ours, part) for part, stem in enumerate(parts)})
-    found: dict[str, dict[int, Tensor]] = {}
-    surplus = []
-    for full, tensor in tensors.items():
-        prefix = next((p for p in layout.prefixes if full.startswith(p)), "")
-        name = full.removeprefix(prefix)
-        if any(re.fullmatch(pattern, name) for pattern in layout.ignored):
-            continue
-        match = _our_name(name, stems)
-        if match is None:
-            surplus.append(full)
-        else:
-            found.setdefault(match[0], {})[match[1]] = to_fp32(full, tensor, source, share)
-    if not any(piece.numel() for piece in found.get("registers", {}).values()):
-        found.pop("registers", None)  # DINOv3 without registers has a tensor for none
-    for ours in [name for name in found if layout.zero_biases and name.endswith(".qkv.weight")]:
-        biases = found.setdefault(f"{ours.removesuffix('weight')}bias", {})
-        for part, weight in found[ours].items():
-            biases.setdefault(part, weight.new_zeros(weight.shape[:1]))
-    joined = {}
-    missing = []
-    for ours, pieces in found.items():
-        names = their_names(ours, layout)
-        missing += [name for part, name in enumerate(names) if part not in pieces]
-        if len(pieces) == len(names):
-            joined[ours] = _join(ours, [pieces[part] for part in sorted(pieces)], names, source)
-    return Translated(joined, missing, surplus)
-
-
-def _our_name(name: str, stems: Mapping[str, tuple[str, int]]) -> tuple[str, int] | None:
-    """Our name of one of their tensors, and which part of it that is; None if it is unknown."""
-    layer = _LAYER.search(name)
-    stem = name if layer is None else _LAYER.sub("{i}", name, count=1)
-    suffix = next((end for end in _SUFFIXES if stem.endswith(end)), "")
-    if stem in stems:  # a tensor that is no weight or bias of a module
-        (ours, part), suffix = stems[stem], ""
-    elif suffix and stem.removesuffix(suffix) in stems:
-        (ours, part), suffix = stems[stem.removesuffix(suffix)], _SUFFIXES[suffix]
-    else:
-        return None
-    return ours.replace("{i}", layer[0] if layer else "") + suffix, part
-
-
-def to_fp32(name: str, tensor: Tensor, source: str, share: bool = False) -> Tensor:
-    """Cast a tensor to fp32, after checking that its numbers are finite.
-
-    It is a copy, so that nothing refers to the file any more; with `share`, only if it has to be.
-    """
-    if tensor.is_meta:
-        raise EngramError(
-            f"The tensor {name} of {source} has no values yet (it is on the device meta); load "
-            "its weights first."
-        )
-    if not tensor.is_floating_point():
-        raise EngramError(
-            f"The tensor {name} of {source} holds {tensor.dtype} numbers, not floating-point "
-            "ones; quantised weights cannot be read."
-        )
-    tensor = tensor.detach().to(torch.float32, copy=not share).contiguous()
-    if not torch.isfinite(tensor).all():
-        raise EngramError(
-            f"The tensor {name} of {source} holds NaN or infinite numbers; the file is damaged or "
-            "its training went wrong."
-        )
-    return tensor
-
-
-def _join(ours: str, pieces: list[Tensor], names: list[str], source: str) -> Tensor:
-    if len({piece.shape for piece in pieces}) > 1:
-        shapes = ", ".join(f"{n} {tuple(p.shape)}" for n, p in zip(names, pieces, strict=True))
-        raise EngramError(f"Tensors of {source} that form one tensor differ in shape: {shapes}.")
-    tensor = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-    if ours in ("class_token", "registers", "position") and tensor.numel() and tensor.ndim:
-        tensor = tensor.reshape(-1, tensor.shape[-1])  # (1, n, D), (n, D) or (D) -> (n, D)
-    return tensor
-
-
-def their_names(ours: str, layout: Layout) -> list[str]:
-    """The name of one of our tensors in a file; several where it is a concatenation."""
-    layer = _LAYER.search(ours)
-    stem, number = (ours, "") if layer is None else (_LAYER.sub("{i}", ours, count=1), layer[0])
-    kind = ""
-    if stem not in layout.names:
-        module, _, last = stem.rpartition(".")
-        if module not in layout.names:
-            return [ours]
-        kind = f".{last}"
-        if layout is GOOGLE:
-            kind = "/bias" if last == "bias" else "/scale" if "norm" in module else "/kernel"
-        stem = module
-    theirs = layout.names[stem]
-    parts = (theirs,) if isinstance(theirs, str) else theirs
-    return [part.replace("{i}", number) + kind for part in parts]
-
-
-def check_complete(name: str, missing: Sequence[str], surplus: Sequence[str]) -> None:
-    """Refuse a model with missing or surplus tensors."""
-    if missing or surplus:
-        lacks = f"lacks the tensors {join_names(missing)}" if missing else ""
-        has = f"has tensors that no plain ViT has: {join_names(surplus)}" if surplus else ""
-        raise EngramError(f"{name} {' and '.join(part for part in (lacks, has) if part)}.")

@@ -35,17 +35,10 @@ from engram.backbones.configs import (
     default_preprocessing,
     explain_bad_settings,
 )
-from engram.backbones.layouts import (
-    GOOGLE,
-    Layout,
-    Translated,
-    check_complete,
-    google_to_torch,
-    to_fp32,
-    translate,
-)
+from engram.backbones.layouts import GOOGLE, Layout, google_to_torch
 from engram.backbones.recommended import HUB_FILES, PICO, RECOMMENDED, recommended
 from engram.backbones.shape import CONFIG
+from engram.backbones.translate import Translated, check_complete, to_fp32, translate
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.util import hub

@@ -29,7 +29,7 @@ from engram.util.text import counted
 
 if TYPE_CHECKING:
     from engram.model import MemoryViT
-    from engram.tasks.kinds import Kind
+    from engram.tasks.kind import Kind
     from engram.train.auto import AutoResult
     from engram.train.job import TrainingJob
     from engram.train.result import Result

@@ -34,7 +34,8 @@ from engram.errors import EngramError
 from engram.images.decode import image_size, read_image_file
 from engram.images.masks import Legend
 from engram.methods import Method
-from engram.tasks.kinds import IGNORED, KINDS
+from engram.tasks.kind import IGNORED
+from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec
 from engram.util.text import counted
 

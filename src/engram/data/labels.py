@@ -23,7 +23,7 @@ from engram.data.source import DataRequest, FoundData
 from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.masks import MASK_VALUES, Legend, read_mask
-from engram.tasks.kinds import IGNORED
+from engram.tasks.kind import IGNORED
 from engram.util.text import counted, join_names, printable
 
 Names: TypeAlias = Sequence[str]

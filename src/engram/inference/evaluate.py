@@ -16,7 +16,8 @@ from engram.data.python_data import PythonData
 from engram.images.preprocessing import normalise
 from engram.inference.engine import Engine, TorchEngine
 from engram.model import MemoryViT
-from engram.tasks.kinds import KINDS, Kind
+from engram.tasks.kind import Kind
+from engram.tasks.kinds import KINDS
 from engram.util.cpus import DECODERS
 from engram.util.devices import to_device
 from engram.util.processes import ProcessGroup

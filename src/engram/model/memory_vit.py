@@ -32,7 +32,7 @@ from engram.model.passes import (
     head_inputs_from_cache,
     task_inputs,
 )
-from engram.tasks.kinds import IGNORED
+from engram.tasks.kind import IGNORED
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task import BaseTask, Task, TaskRegistry, check_keys, module_name, task_name
 from engram.vit import ViT

@@ -33,7 +33,7 @@ from engram.report.contents import (
     Text,
 )
 from engram.report.images import Thumbnail, backbone_view, paint_heat, paint_mask, thumbnail
-from engram.tasks.kinds import IGNORED
+from engram.tasks.kind import IGNORED
 from engram.tasks.metrics import average_precision, intersection_over_union, r_squared
 from engram.util.charts import Chart, histogram, scatter
 from engram.util.text import counted

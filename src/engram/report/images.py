@@ -16,7 +16,7 @@ from engram.images.heat_maps import heat_map, heat_palette
 from engram.images.masks import palette
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT
-from engram.tasks.kinds import IGNORED
+from engram.tasks.kind import IGNORED
 
 _ATTENTION = np.array([255, 170, 40])  # the colour of attention
 _GRAY = 128

@@ -10,7 +10,8 @@ from engram.errors import EngramError
 from engram.model import MemoryViT
 from engram.report.page import answers_for_report, write_report
 from engram.report.task_section import TaskPart
-from engram.tasks.kinds import KINDS, Kind
+from engram.tasks.kind import Kind
+from engram.tasks.kinds import KINDS
 from engram.tasks.metrics import shown
 from engram.train.auto import AutoResult
 from engram.train.recipe import Recipe

@@ -27,7 +27,7 @@ from engram.report.contents import (
 from engram.report.findings import FINDINGS
 from engram.report.images import backbone_view
 from engram.store.portable import data_name
-from engram.tasks.kinds import Kind
+from engram.tasks.kind import Kind
 from engram.tasks.metrics import TITLES, shown
 from engram.train.plots import learning_curves, validation_metric
 from engram.util.text import summarise_names

@@ -23,7 +23,7 @@ from engram.store.engram import Engram, summarise_regime
 from engram.store.format import is_engram, read_engram
 from engram.store.remote import CARD, ListedEngram, local_path
 from engram.tasks.costs import Costs, backbone_macs, task_costs
-from engram.tasks.kinds import Kind
+from engram.tasks.kind import Kind
 from engram.tasks.metrics import SHARES, TITLES, shown
 from engram.tasks.spec import TaskSpec
 from engram.util.description import Description

@@ -20,8 +20,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram.backbones.layouts import their_names, transformers_layout, translate
+from engram.backbones.layouts import transformers_layout
 from engram.backbones.load import load_backbone
+from engram.backbones.translate import their_names, translate
 from engram.errors import EngramError
 from engram.methods import Masked
 from engram.store.engram import Engram, new_engram

@@ -18,7 +18,8 @@ from engram.methods.method_flags import DEFAULT_REGIME
 from engram.tasks.class_statistics import PREFIX, statistics_shapes
 from engram.tasks.feature_sums import sums_shapes
 from engram.tasks.heads import HeadSizes
-from engram.tasks.kinds import IGNORED, KINDS, Kind
+from engram.tasks.kind import IGNORED, Kind
+from engram.tasks.kinds import KINDS
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 #: The largest size of all class names together, as they are written into the header of an engram:

@@ -15,7 +15,8 @@ from engram.methods.method_flags import CLASS_INITS
 from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.feature_sums import FeatureSums
 from engram.tasks.heads import BackboneHead, Fitted, TaskHead
-from engram.tasks.kinds import KINDS, Kind, Reading
+from engram.tasks.kind import Kind, Reading
+from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec
 from engram.util.flag_names import flag
 from engram.util.tensors import VersionedCache

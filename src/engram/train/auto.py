@@ -32,7 +32,8 @@ from engram.inference.evaluate import Answers
 from engram.methods import METHODS, Head, Masked, MaskedAdapter, Readout, Side, SideReadout
 from engram.model import MemoryViT
 from engram.store.engram import Engram
-from engram.tasks.kinds import KINDS, Kind
+from engram.tasks.kind import Kind
+from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
 from engram.tasks.task_settings import TaskSettings

@@ -66,7 +66,7 @@ class DataOptions(ColumnOptions):
     def load(self, data: str, one_class: bool = False) -> Splits:
         """The data, as these options describe it; with `one_class`, it may have only one."""
         from engram.data.datasets import load
-        from engram.tasks.kinds import IGNORED
+        from engram.tasks.kind import IGNORED
 
         names, values = self._classes()
         self._check_masks(bool(values))

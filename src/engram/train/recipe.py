@@ -21,7 +21,7 @@ from engram.util.toml import read_toml, to_toml
 
 if TYPE_CHECKING:
     from engram.methods.method import Method
-    from engram.tasks.kinds import Kind
+    from engram.tasks.kind import Kind
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from engram.errors import EngramError
 from engram.store.engram import Engram
 from engram.store.merging import average, normalise_weights
-from engram.tasks.kinds import Kind
+from engram.tasks.kind import Kind
 from engram.train.choice import best_of
 from engram.train.variants import Trained, Variant
 from engram.util.flag_names import flag

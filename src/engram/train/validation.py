@@ -25,7 +25,7 @@ from torch import Tensor
 
 from engram.data.datasets import Splits
 from engram.tasks.heads import Fitted
-from engram.tasks.kinds import Kind
+from engram.tasks.kind import Kind
 from engram.tasks.metrics import Pairs, false_alarm_estimate
 from engram.train.choice import tie_margin
 from engram.train.recipe import Recipe

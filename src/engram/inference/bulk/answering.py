@@ -27,7 +27,7 @@ from engram.inference.engine import (
 )
 from engram.inference.predict import answers_about, shown_familiarity
 from engram.model import MemoryViT
-from engram.tasks.kinds import ColumnType
+from engram.tasks.kind import ColumnType
 from engram.util.devices import to_device
 from engram.util.files import write_atomically
 

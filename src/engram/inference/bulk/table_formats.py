@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from engram.errors import EngramError
-from engram.tasks.kinds import ColumnType
+from engram.tasks.kind import ColumnType
 from engram.util.files import write_atomically
 from engram.util.optional import require
 from engram.util.text import first_line, visible
