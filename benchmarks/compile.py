@@ -12,7 +12,7 @@ import torch
 import typer
 
 import engram
-from engram.experiments.bench import Case, compare, describe_machine, machine
+from engram.experiments.timing import Case, compare, describe_machine, machine
 
 
 class Mode(StrEnum):

@@ -29,7 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.errors import EngramError
-from engram.experiments.bench import Case, Cases, Peer, Step, Workload, make_step, peer_step
+from engram.experiments.bench import Cases, Peer, Step, Workload, make_step, peer_step
+from engram.experiments.timing import Case
 from engram.methods import Masked
 from engram.model import MemoryViT
 from engram.vit import ViT

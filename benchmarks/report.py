@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from benchmarks.paths import RESULTS
-from engram.experiments.bench import describe_machine, machine
+from engram.experiments.timing import describe_machine, machine
 from engram.util.files import write_atomically
 
 

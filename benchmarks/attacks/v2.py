@@ -34,7 +34,7 @@ from engram.model import MemoryViT
 from engram.serve.outputs import VALUE_BYTES, logits_name
 from engram.serve.routes.infer import JSON_BYTES
 from engram.serve.service_settings import Settings
-from engram.store.bundles import compose
+from engram.store.compose import compose
 
 SIDE, CLASSES, IMAGES = 224, 150, 32
 BODY = 60 * MEGABYTE

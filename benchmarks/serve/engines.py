@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.paths import RESULTS
 from benchmarks.report import markdown_table
 from engram.backbones.random import backbone_of_shape
-from engram.experiments.bench import Case, Timing, compare, describe_machine, machine
+from engram.experiments.timing import Case, Timing, compare, describe_machine, machine
 from engram.export.onnx_engine import OnnxEngine
 from engram.export.runtime import RUNTIMES
 from engram.export.verify import generated_pixels

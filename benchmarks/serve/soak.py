@@ -41,11 +41,12 @@ import engram
 from benchmarks.paths import RESULTS
 from benchmarks.report import markdown_table
 from benchmarks.serve.malformed import Answered, Malformed, form, malformed
-from engram.experiments.bench import describe_machine, machine
+from engram.experiments.timing import describe_machine, machine
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT
-from engram.store.bundles import compose, read_bundle
+from engram.store.bundles import read_bundle
+from engram.store.compose import compose
 
 TOKEN = "soak"
 STAY, COME_AND_GO = ("a", "b"), ("c", "d", "e", "f")

@@ -27,7 +27,7 @@ from benchmarks.paths import BUILD, RESULTS, ROOT
 from benchmarks.speed import page, plots, scale
 from benchmarks.speed.measure import SECTIONS
 from benchmarks.speed.plan import PLANS, Plan
-from engram.experiments.bench import machine
+from engram.experiments.timing import machine
 from engram.util.files import write_atomically
 
 PAGE = "speed.md"

@@ -28,7 +28,8 @@ import engram
 from benchmarks.serve.malformed import BOUNDARY, form
 from benchmarks.serve.soak import Client, Service, make_world
 from benchmarks.speed.plan import Plan, backbone_of
-from engram.experiments.bench import PLAIN, Say, Workload, make_step, plain_step, quartiles
+from engram.experiments.bench import PLAIN, Workload, make_step, plain_step
+from engram.experiments.timing import Say, quartiles
 from engram.images.preprocessing import Preprocessing
 from engram.methods.forward import Cached
 from engram.model import MemoryViT

@@ -31,7 +31,8 @@ from benchmarks.speed.plan import Plan
 from engram.backbones.load import load_backbone
 from engram.data.datasets import load
 from engram.data.loader import Loader
-from engram.experiments.bench import PLAIN, Measurement, Say, Timing
+from engram.experiments.bench import PLAIN, Measurement
+from engram.experiments.timing import Say, Timing
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.train.recipe import Recipe
 

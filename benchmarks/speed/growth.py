@@ -17,7 +17,8 @@ import torch
 
 from benchmarks.speed.plan import Plan, backbone_of
 from engram.backbones.shape import BackboneShape
-from engram.experiments.bench import PLAIN, Case, Say, Timing, Workload
+from engram.experiments.bench import PLAIN, Workload
+from engram.experiments.timing import Case, Say, Timing
 from engram.methods import Masked
 from engram.tasks.costs import backbone_macs, task_costs
 from engram.tasks.spec import TaskSpec, class_names

@@ -35,18 +35,16 @@ from benchmarks.speed.processes import measure_memory, measure_start
 from engram.backbones.shape import BackboneShape
 from engram.experiments.bench import (
     PLAIN,
-    Case,
     Measurement,
-    Say,
     Workload,
     cached_limit,
     cached_step,
-    compare,
     forward,
     plain_step,
     steps,
     training,
 )
+from engram.experiments.timing import Case, Say, compare
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT

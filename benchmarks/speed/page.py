@@ -8,7 +8,8 @@ from typing import Any
 from benchmarks.report import markdown_table
 from benchmarks.speed.busy import SERVICE, SOLVING, STEP
 from benchmarks.speed.measure import ROUTED, SIDE_STEP
-from engram.experiments.bench import PLAIN, describe_machine
+from engram.experiments.bench import PLAIN
+from engram.experiments.timing import describe_machine
 
 Found = Mapping[str, Mapping[str, Any]]
 Row = Mapping[str, Any]

@@ -21,9 +21,9 @@ from benchmarks.serve.soak import Client, Service
 from benchmarks.speed.command import copied_photographs, drawn_images
 from benchmarks.speed.plan import Plan
 from engram.backbones.load import load_backbone
-from engram.experiments.bench import Case, Say, compare
+from engram.experiments.timing import Case, Say, compare
 from engram.model import MemoryViT
-from engram.store.bundles import compose
+from engram.store.compose import compose
 
 _EVERY = 0.1  # seconds between samples
 _FORM = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY.decode()}"}

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from engram.inference.predict import predict
     from engram.methods import register
     from engram.model.memory_vit import MemoryViT
-    from engram.store.bundles import compose
+    from engram.store.compose import compose
     from engram.store.format import read_engram as inspect
     from engram.store.merging import merge
     from engram.store.remote import list_engrams as list  # noqa: F401
@@ -113,7 +113,7 @@ _HOMES = {
     "ViT": "vit:ViT",
     "add_classes": "train.add_classes:add_classes",
     "auto": "train.auto:auto",
-    "compose": "store.bundles:compose",
+    "compose": "store.compose:compose",
     "data": "data",
     "embed": "inference.embed:embed",
     "evaluate": "inference.evaluate:evaluate",

@@ -6,7 +6,8 @@ import pytest
 from tests.support.commands import Output, assert_refused, document, run
 
 import engram.experiments.bench
-from engram.experiments.bench import BenchSettings, Say
+from engram.experiments.bench import BenchSettings
+from engram.experiments.timing import Say
 from engram.util.description import Description
 
 REFUSED = {

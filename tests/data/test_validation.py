@@ -8,7 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.support.datasets import in_memory, sample_names, write_class_folders
 
-from engram.data.datasets import load, split_validation
+from engram.data.datasets import load
+from engram.data.folds import split_validation
 from engram.errors import EngramError
 
 

@@ -14,17 +14,13 @@ from engram.errors import EngramError
 from engram.experiments.bench import (
     PLAIN,
     BenchSettings,
-    Case,
     Workload,
     bench,
     cached_step,
-    compare,
-    describe_machine,
     forward,
-    machine,
-    quartiles,
     steps,
 )
+from engram.experiments.timing import Case, compare, describe_machine, machine, quartiles
 from engram.tasks.costs import backbone_macs
 from engram.vit import ViT
 

@@ -45,7 +45,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, results: str | Non
     (tmp_path / "thesis.txt").write_text("years of work")
     if results is not None:
         (tmp_path / "results.json").write_text(results)
-    with pytest.raises(EngramError, match="choose another one with --out"):
+    with pytest.raises(EngramError, match=r"is not a demo|other files"):
         run_demo(tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
@@ -78,7 +78,7 @@ def test_a_place_that_cannot_be_written_is_a_sentence(
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_no_permission_is_a_sentence(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(EngramError, match=r"cannot be written to .* \(Permission denied\)"):
+    with pytest.raises(EngramError, match=r"cannot be written \(Permission denied\)"):
         run_demo(tmp_path / "demo")
 
 

@@ -16,7 +16,7 @@ from engram.backbones.shape import BackboneShape
 from engram.data.datasets import Splits
 from engram.methods import METHODS
 from engram.report.run_page import write_run_report
-from engram.store.bundles import compose
+from engram.store.compose import compose
 from engram.tasks.costs import task_costs
 
 REGIME = AttentionPooling.name

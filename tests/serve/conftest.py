@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 
 import engram
 from engram.model import MemoryViT
-from engram.store.bundles import compose
+from engram.store.compose import compose
 from engram.vit import ViT
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from tests.support.serving import (
 from tests.support.waiting import wait_until
 
 from engram.errors import EngramError
-from engram.store.bundles import LOCK, compose, read_bundle, update_bundle
+from engram.store.bundles import read_bundle
+from engram.store.compose import LOCK, compose, update_bundle
 from engram.store.format import read_engram
 from engram.store.remote import MANIFEST
 

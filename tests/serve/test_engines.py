@@ -27,7 +27,7 @@ from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT
 from engram.serve.service_settings import Settings
-from engram.store.bundles import compose
+from engram.store.compose import compose
 from engram.store.format import read_engram, serialise_engram
 
 

@@ -19,7 +19,7 @@ from engram.serve.outputs import (
     output_shape,
 )
 from engram.serve.service_settings import Settings
-from engram.store.bundles import compose
+from engram.store.compose import compose
 
 NAMES = ("first", "second", "multilabel", "regression", "segmentation", "thin", "layers", "both")
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.serving import AUTH, Launch, Server, World, other_version, picture
 from tests.support.waiting import FUSE, wait_until
 
-from engram.store.bundles import roll_back
+from engram.store.compose import roll_back
 from engram.store.format import read_engram, serialise_engram
 
 

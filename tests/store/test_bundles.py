@@ -16,19 +16,11 @@ from engram.backbones.load import load_backbone
 from engram.images.preprocessing import Preprocessing
 from engram.inference.engine import load_model
 from engram.store import bundles
-from engram.store.bundles import (
-    MANIFEST,
-    BundleChanged,
-    add_to_bundle,
-    compose,
-    is_bundle,
-    read_bundle,
-    read_engrams,
-    roll_back,
-    update_bundle,
-)
+from engram.store.bundles import is_bundle, read_bundle, read_engrams
+from engram.store.compose import BundleChanged, add_to_bundle, compose, roll_back, update_bundle
 from engram.store.engram import Engram
 from engram.store.format import read_engram, write_engram
+from engram.store.remote import MANIFEST
 from engram.util.files import write_atomically
 from engram.vit import ViT
 
@@ -389,7 +381,7 @@ def test_a_bundle_grows_and_a_task_that_was_trained_again_is_replaced(
             raise BundleChanged("Somebody else was first.")
         update_bundle(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("engram.store.bundles.update_bundle", second_try)
+    monkeypatch.setattr("engram.store.compose.update_bundle", second_try)
     add_to_bundle(folder, [paths["b"]])
     assert tasks() == ["b"]
     add_to_bundle(folder, [paths["a"], paths["c"]])

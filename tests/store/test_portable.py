@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engram import MemoryViT, random_backbone
-from engram.store.bundles import write_bundle
+from engram.store.compose import write_bundle
 from engram.store.format import read_engram, write_engram
 from engram.store.portable import without_local_paths
 from engram.store.sharing import push

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from engram import MemoryViT, random_backbone
-from engram.store.describe import (
+from engram.store.engram import Engram
+from engram.store.record import (
     grown_from,
     lineage_rows,
     merged_from,
@@ -14,7 +15,6 @@ from engram.store.describe import (
     metric_rows,
     summarise_recipe,
 )
-from engram.store.engram import Engram
 
 
 def engram_with(**about: Any) -> Engram:

@@ -13,7 +13,8 @@ import engram
 from engram import EngramError, MemoryViT, random_backbone
 from engram.cli import main as cli
 from engram.inference.engine import load_model
-from engram.store.bundles import compose, read_bundle
+from engram.store.bundles import read_bundle
+from engram.store.compose import compose
 from engram.store.format import read_engram, serialise_engram
 from engram.store.sharing import pull, push
 

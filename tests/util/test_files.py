@@ -16,10 +16,11 @@ import pytest
 from engram import EngramError
 from engram.util.files import (
     check_renamable,
+    check_replaceable,
     check_writable,
     make_folder,
     open_regular,
-    replace_folder,
+    replaced_folder,
     write_atomically,
 )
 
@@ -180,13 +181,35 @@ def test_the_current_folder_is_not_replaced(
 
 
 def test_a_folder_is_replaced_with_all_that_is_in_it(tmp_path: Path) -> None:
-    old, new = tmp_path / "folder", tmp_path / ".engram-new.tmp"
-    for folder, name in ((old, "old.txt"), (new, "new.txt")):
-        folder.mkdir()
-        (folder / name).write_text(name)
-    replace_folder(new, old)
+    old = tmp_path / "folder"
+    old.mkdir()
+    (old / "old.txt").write_text("old")
+    with replaced_folder(old) as new:
+        (new / "new.txt").write_text("new")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
     assert [path.name for path in old.iterdir()] == ["new.txt"]
+
+
+def test_a_folder_that_could_not_be_filled_leaves_the_old_one(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "old.txt").write_text("old")
+    with (
+        pytest.raises(EngramError, match="cannot be written"),
+        replaced_folder(tmp_path / "folder") as new,
+    ):
+        (new / "missing" / "new.txt").write_text("new")
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder", "old.txt"]
+
+
+def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / ".DS_Store").touch()
+    (tmp_path / "demo.txt").touch()
+    check_replaceable(tmp_path, "demo", {"demo.txt"})
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").touch()
+    for known in ((), {"demo.txt", "notes"}):
+        with pytest.raises(EngramError, match=r"mine.txt"):
+            check_replaceable(tmp_path, "demo", known)
 
 
 def test_a_folder_is_made_with_those_above_it_or_refused(path: Path) -> None:

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.paper.records import COSTS, Record
 from benchmarks.report import markdown_table
 from engram.backbones.shape import BackboneShape
-from engram.experiments.bench import Case, compare
+from engram.experiments.timing import Case, compare
 from engram.methods import METHODS
 from engram.model import MemoryViT
 from engram.tasks.costs import Costs, backbone_macs, task_costs

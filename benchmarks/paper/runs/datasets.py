@@ -26,7 +26,8 @@ from scripts.pretrain_pico import LABELS, fetch, read_split
 from benchmarks.paths import ASSETS, BACKBONE, BUILD
 from engram.backbones.load import load_backbone
 from engram.backbones.shape import BackboneShape
-from engram.data.datasets import Dataset, Splits, load, split_validation
+from engram.data.datasets import Dataset, Splits, load
+from engram.data.folds import split_validation
 from engram.data.source import Arrays
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing

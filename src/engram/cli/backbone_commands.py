@@ -1,7 +1,8 @@
-"""`engram backbones`: the recommended backbones, and `engram backbones get`, which fetches one."""
+"""`engram backbones`, the recommended ones, and `engram cache`, what tasks train from."""
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,9 +11,11 @@ import typer
 
 from engram.cli.application import Json, app
 from engram.cli.bars import bars
+from engram.cli.flags import option
 from engram.cli.terminal import announce, show
 from engram.util.description import Description
 from engram.util.invocation import program
+from engram.util.text import counted
 
 if TYPE_CHECKING:
     from engram.vit.vit import ViTConfig
@@ -121,3 +124,72 @@ def get_command(
         ("use it", f"{program()} fit photos --task NAME --backbone {name} -o NAME.safetensors"),
     ]
     show(Description(document, rows), as_json)
+
+
+# The cache
+
+cache_app = typer.Typer(
+    help="The cache of the backbone's tokens, which tasks train from.", no_args_is_help=True
+)
+app.add_typer(cache_app, name="cache")
+
+
+@cache_app.command(name="info")
+def cache_info(as_json: Json = False) -> None:
+    """Print where the cache is and what it holds."""
+    from engram.train.caches import default_root, info, limit
+
+    entries, folder = info(), str(default_root())
+    total, most = sum(entry["bytes"] for entry in entries), limit()
+    table = tuple(
+        (
+            entry["backbone"],
+            f"{entry['images']:,}",
+            f"{entry['bytes'] / 1e9:.2f} GB",
+            "x".join(map(str, entry["preprocessing"]["size"])),
+            entry["view"]["augment"],
+            counted(int((time.time() - entry["used"]) // 86_400), "day") + " ago",
+        )
+        for entry in sorted(entries, key=lambda entry: -float(entry["used"]))
+    )
+    shown_limit = "none (ENGRAM_CACHE_LIMIT)" if math.isinf(most) else f"{most / 1e9:g} GB"
+    rows = [("folder", folder), ("caches", str(len(entries)))]
+    rows += [("size", f"{total / 1e9:.2f} GB"), ("limit", shown_limit)]
+    columns = ("backbone", "images", "size", "pixels", "view", "used")
+    document = {
+        "folder": folder,
+        "bytes": total,
+        "limit": None if math.isinf(most) else most,
+        "caches": entries,
+    }
+    show(Description(document, rows, columns, table), as_json)
+
+
+@cache_app.command(name="clear")
+def cache_clear(
+    backbone: Annotated[
+        str | None,
+        option(
+            None,
+            "Only what belongs to this backbone: its name, or the beginning of its fingerprint.",
+        ),
+    ] = None,
+    unused: Annotated[
+        float, option(None, "Only what no run used for so many days.", metavar="DAYS", min=0)
+    ] = 0.0,
+    down_to: Annotated[
+        float,
+        option(
+            None,
+            "Remove what was not used for longest, until the rest takes at most so many GB.",
+            metavar="GB",
+            min=0,
+        ),
+    ] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Remove everything from the cache, or what the flags choose."""
+    from engram.train.caches import clear
+
+    freed = clear(backbone=backbone, unused_days=unused, down_to=down_to * 1e9)
+    show(Description({"freed": freed}, [("freed", f"{freed / 1e9:.2f} GB")]), as_json)

@@ -20,16 +20,13 @@ import typer
 from engram.cli import (  # noqa: F401
     backbone_commands,
     curation_commands,
-    drift_command,
     experiment_commands,
     export_command,
     farm_command,
     inference_commands,
-    label_studio_command,
     predict_command,
-    serve_command,
+    service_commands,
     store_commands,
-    suggest_command,
     teach_command,
     training_commands,
 )

@@ -48,7 +48,7 @@ def compose(
     as_json: Json = False,
 ) -> None:
     """Put engrams for one backbone into one folder, after checking that they fit together."""
-    from engram.store.bundles import compose
+    from engram.store.compose import compose
     from engram.store.describe import describe_bundle
 
     bundle = compose(sources, out, backbone=backbone, overwrite=overwrite)
@@ -98,7 +98,8 @@ def bundle_remove(
     as_json: Json = False,
 ) -> None:
     """Remove a task, its file and its older versions from a bundle; `engram compose` adds tasks."""
-    from engram.store.bundles import read_bundle, update_bundle
+    from engram.store.bundles import read_bundle
+    from engram.store.compose import update_bundle
     from engram.store.describe import describe_bundle
 
     old = read_bundle(bundle)
@@ -136,7 +137,7 @@ def bundle_rollback(
     as_json: Json = False,
 ) -> None:
     """Let an older version of a task answer again. The one that it replaces is kept."""
-    from engram.store.bundles import roll_back
+    from engram.store.compose import roll_back
     from engram.store.describe import describe_history
 
     show(describe_history(roll_back(bundle, task, to), task), as_json)

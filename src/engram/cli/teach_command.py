@@ -94,7 +94,7 @@ def _model(
 ) -> tuple[MemoryViT, str]:
     """A model to teach, with the old task attached if there is one, and the name of the task."""
     from engram.model import MemoryViT
-    from engram.store.bundles import load_engram_backbone
+    from engram.store.fitting import load_engram_backbone
     from engram.store.format import read_engram
     from engram.store.remote import single_engram_path
     from engram.train.backbone import backbone_for

@@ -1,15 +1,11 @@
-"""`engram data`, `engram fit`, `engram sweep` and `engram cache`."""
+"""`engram fit` and `engram sweep`."""
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-
-import typer
 
 from engram.cli.application import DataArgument, Json, OptionalData, OutEngram, Threads, app
 from engram.cli.bars import Watch, bars
@@ -44,31 +40,6 @@ _REGIME_HELP = (
 )
 _CELLS = MethodFlags().cells
 _PANELS = {DataOptions: DATA, TaskSettings: TASK, Recipe: TRAINING, RunOptions: TRAINING}
-
-
-@app.command(name="data")
-@flags_from({DataOptions: DATA})
-def data_command(
-    data: DataArgument,
-    check: Annotated[
-        bool,
-        option(
-            DATA,
-            "Decode every image and look for all duplicates; else a sample of the headers.",
-            "--check",
-        ),
-    ] = False,
-    as_json: Json = False,
-    *,
-    flags: Given,
-) -> None:
-    """Print what is understood of a dataset; writes nothing."""
-    from engram.data.overview import describe, look_at
-
-    with bars(as_json) as progress:
-        splits = DataOptions(**flags[DataOptions]).load(data)
-        overview = look_at(splits, check=check, progress=progress)
-    show(describe(overview), as_json)
 
 
 @app.command(name="fit")
@@ -436,72 +407,3 @@ def _score(kind: Kind, metrics: Mapping[str, Any]) -> str:
     if folds == metrics["images"] > 1:
         measured = f"each of {images} images left out once"
     return f"{score} ({low} to {high}), {measured}"
-
-
-# The cache
-
-cache_app = typer.Typer(
-    help="The cache of the backbone's tokens, which tasks train from.", no_args_is_help=True
-)
-app.add_typer(cache_app, name="cache")
-
-
-@cache_app.command(name="info")
-def cache_info(as_json: Json = False) -> None:
-    """Print where the cache is and what it holds."""
-    from engram.train.caches import default_root, info, limit
-
-    entries, folder = info(), str(default_root())
-    total, most = sum(entry["bytes"] for entry in entries), limit()
-    table = tuple(
-        (
-            entry["backbone"],
-            f"{entry['images']:,}",
-            f"{entry['bytes'] / 1e9:.2f} GB",
-            "x".join(map(str, entry["preprocessing"]["size"])),
-            entry["view"]["augment"],
-            counted(int((time.time() - entry["used"]) // 86_400), "day") + " ago",
-        )
-        for entry in sorted(entries, key=lambda entry: -float(entry["used"]))
-    )
-    shown_limit = "none (ENGRAM_CACHE_LIMIT)" if math.isinf(most) else f"{most / 1e9:g} GB"
-    rows = [("folder", folder), ("caches", str(len(entries)))]
-    rows += [("size", f"{total / 1e9:.2f} GB"), ("limit", shown_limit)]
-    columns = ("backbone", "images", "size", "pixels", "view", "used")
-    document = {
-        "folder": folder,
-        "bytes": total,
-        "limit": None if math.isinf(most) else most,
-        "caches": entries,
-    }
-    show(Description(document, rows, columns, table), as_json)
-
-
-@cache_app.command(name="clear")
-def cache_clear(
-    backbone: Annotated[
-        str | None,
-        option(
-            None,
-            "Only what belongs to this backbone: its name, or the beginning of its fingerprint.",
-        ),
-    ] = None,
-    unused: Annotated[
-        float, option(None, "Only what no run used for so many days.", metavar="DAYS", min=0)
-    ] = 0.0,
-    down_to: Annotated[
-        float,
-        option(
-            None,
-            "Remove what was not used for longest, until the rest takes at most so many GB.",
-            metavar="GB",
-            min=0,
-        ),
-    ] = 0.0,
-    as_json: Json = False,
-) -> None:
-    """Remove everything from the cache, or what the flags choose."""
-    from engram.train.caches import clear
-
-    freed = clear(backbone=backbone, unused_days=unused, down_to=down_to * 1e9)
-    show(Description({"freed": freed}, [("freed", f"{freed / 1e9:.2f} GB")]), as_json)

@@ -19,7 +19,7 @@ from engram.errors import EngramError, Interrupted
 from engram.report.contents import Bar, Bars, Charts, Links, Section, Table, Text
 from engram.report.page import write_sections
 from engram.report.run_page import read_history
-from engram.store.bundles import add_to_bundle
+from engram.store.compose import add_to_bundle
 from engram.store.remote import single_engram_path
 from engram.train.options import named
 from engram.train.plots import learning_curves

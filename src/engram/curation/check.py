@@ -23,7 +23,8 @@ from torch import Tensor
 from engram.curation.features import ImageFeatures, image_features
 from engram.curation.labels import suspected_labels
 from engram.curation.overlay import COMPARED, overlays, small_grey
-from engram.data.datasets import Integers, Splits
+from engram.data.datasets import Splits
+from engram.data.folds import Integers
 from engram.data.near_duplicates import (
     SIMILAR,
     Pair,

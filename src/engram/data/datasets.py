@@ -10,11 +10,10 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image
 
 from engram.data.arrays import read_digits, read_npz
@@ -24,7 +23,7 @@ from engram.data.folders import (
     read_good_folders,
     read_mask_folders,
 )
-from engram.data.folds import NONE, Folds, deal, join, usual_class_size
+from engram.data.folds import Folds, Integers, make_folds, split_validation
 from engram.data.labels import LABELS, find_legend
 from engram.data.presets import PRESETS, read_hub, read_preset
 from engram.data.python_data import PythonData, object_name, read_objects
@@ -38,8 +37,6 @@ from engram.tasks.kind import IGNORED
 from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec
 from engram.util.text import counted
-
-Integers: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,16 +194,7 @@ class Splits:
             seed: Draws the images of every fold.
         """
         train = self["train"]
-        if count == 1:
-            val = split_validation(train, share or 0.1, seed)[1]
-            parts, dealt = 1, np.where(np.isin(train.order, val.order), 0, NONE)
-        else:
-            parts = max(2, min(round(1 / share) if share else count, usual_class_size(train)))
-            count = min(count, parts)
-            dealt = deal(train, train.group_numbers(), count, parts, seed)
-        if not bool((dealt != NONE).any()):
-            raise _too_small(train)
-        folds = Folds(count, parts, seed, torch.from_numpy(dealt))
+        folds = make_folds(train, count, share, seed)
         return replace(self, val=replace(train, split="val"), folds=folds)
 
 
@@ -428,64 +416,6 @@ def _group_numbers(cells: Sequence[Any] | None) -> Integers | None:
     known: dict[Any, int] = {}
     keys = [(i,) if cell in (None, "") else str(cell) for i, cell in enumerate(cells)]
     return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
-
-
-# Validation data
-
-
-def split_validation(train: Dataset, share: float = 0.1, seed: int = 0) -> tuple[Dataset, Dataset]:
-    """(train, val): a stratified share of the training data, the same for the same seed.
-
-    Every class keeps at least one training image. Where an image has no single class, the share is
-    drawn from all images. Samples that belong together stay together. The choice depends on the
-    samples' names, not on their order. If no sample can be spared, it is an EngramError.
-    """
-    if not 0 < share < 1:
-        raise EngramError(f"The validation share is {share}; it must be between 0 and 1.")
-    groups = _by_class(train)
-    chosen = [
-        np.random.default_rng([seed, c]).permutation(group)[:count]
-        for c, (group, count) in enumerate(zip(groups, _held_out(groups, share, seed), strict=True))
-    ]
-    held_out = np.sort(np.concatenate(chosen))
-    if train.groups is not None:
-        folds = np.full(len(train), NONE)
-        folds[held_out] = 0
-        held_out = np.flatnonzero(join(train, train.groups, folds) != NONE)
-    if len(held_out) == 0:
-        raise _too_small(train)
-    kept = np.setdiff1d(np.arange(len(train)), held_out)
-    return train.subset(kept, "train"), train.subset(held_out, "val")
-
-
-def _too_small(train: Dataset) -> EngramError:
-    return EngramError(
-        f"{train.name} is too small to hold out images for validation: "
-        f"{counted(len(train), 'image')} in {counted(len(train.classes), 'class', 'classes')}; "
-        "add images or a val split."
-    )
-
-
-def _by_class(dataset: Dataset) -> list[Integers]:
-    """The samples of every class, sorted by name; all in the first where there are no classes."""
-    by_name = np.array(sorted(range(len(dataset)), key=dataset.sample_name), dtype=np.int64)
-    labels = dataset.labels if dataset.labels.ndim == 1 else np.zeros(len(dataset), dtype=np.int64)
-    by_class = by_name[np.argsort(labels[by_name], kind="stable")]
-    sizes = np.bincount(labels, minlength=len(dataset.classes))
-    return np.split(by_class, np.cumsum(sizes)[:-1])
-
-
-def _held_out(groups: Sequence[Integers], share: float, seed: int) -> Integers:
-    """Samples to hold out of every group, which add up to the share."""
-    sizes: Integers = np.array([len(group) for group in groups])
-    wanted, spare = share * sizes, np.maximum(sizes - 1, 0)
-    take: Integers = np.minimum(np.floor(wanted).astype(np.int64), spare)
-    # What rounding down left over goes to the classes that lost most by it, ties by the seed.
-    tie = np.random.default_rng([seed]).random(len(groups))
-    for c in np.lexsort((tie, np.floor(wanted) - wanted)):
-        if take.sum() < round(share * sizes.sum()) and take[c] < spare[c]:
-            take[c] += 1
-    return take
 
 
 # Data and tasks

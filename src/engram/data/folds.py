@@ -1,4 +1,4 @@
-"""Cross-validation: the training images that every fold holds out.
+"""Validation images: a share that is held out once, or folds for cross-validation.
 
 A fold's task never learns from the images of its fold, so what all these tasks answer for their own
 held-out images are answers for all images by tasks that had not seen them.
@@ -13,6 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from engram.errors import EngramError
+from engram.util.text import counted
 
 if TYPE_CHECKING:
     from engram.data.datasets import Dataset
@@ -78,6 +81,71 @@ class Folds:
         return kept[samples] * (len(kept) / max(1, int(kept.sum())))
 
 
+def make_folds(train: Dataset, count: int, share: float | None, seed: int) -> Folds:
+    """So many folds, or one with a share; `Splits.with_folds` says more."""
+    if count == 1:
+        val = split_validation(train, share or 0.1, seed)[1]
+        parts, dealt = 1, np.where(np.isin(train.order, val.order), 0, NONE)
+    else:
+        _, sizes = _labels(train)
+        usual = int(np.median(sizes[sizes > 0]))  # the images of a class
+        parts = max(2, min(round(1 / share) if share else count, usual))
+        count = min(count, parts)
+        dealt = deal(train, train.group_numbers(), count, parts, seed)
+    if not (dealt != NONE).any():
+        raise _too_small(train)
+    return Folds(count, parts, seed, torch.from_numpy(dealt))
+
+
+def split_validation(train: Dataset, share: float = 0.1, seed: int = 0) -> tuple[Dataset, Dataset]:
+    """(train, val): a stratified share of the training data, the same for the same seed.
+
+    Every class keeps at least one training image. Where an image has no single class, the share is
+    drawn from all images. Samples that belong together stay together. The choice depends on the
+    samples' names, not on their order. If no sample can be spared, it is an EngramError.
+    """
+    if not 0 < share < 1:
+        raise EngramError(f"The validation share is {share}; it must be between 0 and 1.")
+    labels, sizes = _labels(train)
+    by_name = _by_name(train)
+    by_class = np.split(by_name[np.argsort(labels[by_name], kind="stable")], np.cumsum(sizes)[:-1])
+    chosen = [
+        np.random.default_rng([seed, c]).permutation(group)[:count]
+        for c, (group, count) in enumerate(
+            zip(by_class, _held_out(sizes, share, seed), strict=True)
+        )
+    ]
+    held_out = np.sort(np.concatenate(chosen))
+    if train.groups is not None:
+        folds = np.full(len(train), NONE)
+        folds[held_out] = 0
+        held_out = np.flatnonzero(join(train, train.groups, folds) != NONE)
+    if len(held_out) == 0:
+        raise _too_small(train)
+    kept = np.setdiff1d(np.arange(len(train)), held_out)
+    return train.subset(kept, "train"), train.subset(held_out, "val")
+
+
+def _held_out(sizes: Integers, share: float, seed: int) -> Integers:
+    """Samples to hold out of classes of these sizes, which add up to the share."""
+    wanted, spare = share * sizes, np.maximum(sizes - 1, 0)
+    take: Integers = np.minimum(np.floor(wanted).astype(np.int64), spare)
+    # What rounding down left over goes to the classes that lost most by it, ties by the seed.
+    tie = np.random.default_rng([seed]).random(len(sizes))
+    for c in np.lexsort((tie, np.floor(wanted) - wanted)):
+        if take.sum() < round(share * sizes.sum()) and take[c] < spare[c]:
+            take[c] += 1
+    return take
+
+
+def _too_small(train: Dataset) -> EngramError:
+    return EngramError(
+        f"{train.name} is too small to hold out images for validation: "
+        f"{counted(len(train), 'image')} in {counted(len(train.classes), 'class', 'classes')}; "
+        "add images or a val split."
+    )
+
+
 def deal(dataset: Dataset, groups: Integers, count: int, parts: int, seed: int) -> Integers:
     """The fold of every image, for `count` of `parts`: of every class as many, as far as groups
     allow.
@@ -129,16 +197,8 @@ def single_groups(dataset: Dataset, groups: Integers) -> list[int]:
 def _labels(dataset: Dataset) -> tuple[Integers, Integers]:
     """The class of every image, and the images of every class; one where there are no classes."""
     labels = dataset.labels if dataset.labels.ndim == 1 else np.zeros(len(dataset), dtype=np.int64)
-    return labels, np.bincount(labels, minlength=1)
+    return labels, np.bincount(labels, minlength=max(1, len(dataset.classes)))
 
 
 def _by_name(dataset: Dataset) -> Integers:
     return np.array(sorted(range(len(dataset)), key=dataset.sample_name), dtype=np.int64)
-
-
-def usual_class_size(dataset: Dataset) -> int:
-    """Images of the median class; all of them where an image has no single class."""
-    if dataset.labels.ndim != 1:
-        return len(dataset)
-    counts = np.bincount(dataset.labels)
-    return int(np.median(counts[counts > 0]))

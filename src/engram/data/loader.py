@@ -21,7 +21,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from engram.data.datasets import Dataset, Integers
+from engram.data.datasets import Dataset
+from engram.data.folds import Integers
 from engram.errors import LOST_WORKER, EngramError, is_lost_worker
 from engram.images.decode import BadImage, read_image
 from engram.images.masks import mask_view

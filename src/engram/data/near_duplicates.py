@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engram.data.datasets import Dataset, Integers
+from engram.data.datasets import Dataset
+from engram.data.folds import Integers
 from engram.util.text import join_names
 
 #: Cosine of standardised features from which two images show the same thing.

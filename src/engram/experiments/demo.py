@@ -25,10 +25,11 @@ from torch import Tensor
 
 from engram.backbones.load import load_backbone
 from engram.backbones.recommended import RECOMMENDED
-from engram.data.datasets import Dataset, Splits, load, split_validation
+from engram.data.datasets import Dataset, Splits, load
+from engram.data.folds import split_validation
 from engram.data.scenes import scene_splits
-from engram.experiments.bench import Case, compare
 from engram.experiments.demo_output import DEMO, demo_folder, write_results
+from engram.experiments.timing import Case, compare
 from engram.experiments.unmasked import remove_mask
 from engram.images.decode import Pixels
 from engram.images.preprocessing import normalise
@@ -42,7 +43,7 @@ from engram.report.costs_section import costs_by_task
 from engram.report.images import thumbnail
 from engram.report.page import write_report
 from engram.report.task_section import TaskPart
-from engram.store.bundles import compose
+from engram.store.compose import compose
 from engram.train.fit import fit
 from engram.train.recipe import Recipe
 from engram.train.result import Result

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
-import shutil
 import tarfile
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +20,7 @@ from engram.export.verify import Difference
 from engram.export.write import check_exportable, metadata, onnx_file
 from engram.model import MemoryViT
 from engram.util.documents import load_json
-from engram.util.files import check_renamable, replace_folder
+from engram.util.files import check_renamable, make_folder, replaced_folder
 from engram.util.flag_names import flag
 from engram.util.templates import page_files, render
 
@@ -113,7 +111,10 @@ def export_web(
     precision = weights if webgpu else f"{weights} weights"
     data, differences = onnx_file(model, names, precision, f"{folder} was not written")
     files = _site_files(metadata(model, names, precision), data, copied, webgpu=webgpu)
-    _write(folder, files)
+    with replaced_folder(folder) as building:
+        for name, content in files.items():
+            make_folder((building / name).parent)
+            (building / name).write_bytes(content)
     total = sum(map(len, files.values()))
     where = f"copied from {runtime}" if runtime else f"loaded from {_ADDRESS}"
     path = folder / next(name for name in files if name.endswith(".onnx"))
@@ -200,21 +201,3 @@ def _site_files(
     after = rest.partition(";\n")[2]
     files["sw.js"] = f"{before}{json.dumps(settings)};\n{after}".encode()
     return files
-
-
-def _write(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the folder, completely or not at all."""
-    building = folder.with_name(f".engram-{secrets.token_hex(8)}.tmp")
-    try:
-        for name, data in files.items():
-            path = building / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        replace_folder(building, folder)
-    except OSError as error:
-        raise EngramError(
-            f"{folder} cannot be written ({error.strerror or error}); check the folder, its "
-            "permissions and the free space. An old folder is unchanged."
-        ) from None
-    finally:
-        shutil.rmtree(building, ignore_errors=True)

@@ -21,16 +21,8 @@ from engram.methods import Base
 from engram.model import MemoryViT
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
-from engram.store.bundles import (
-    LOCK,
-    VERSIONS,
-    Bundle,
-    BundleChanged,
-    manifest_state,
-    read_bundle,
-    read_manifest,
-    update_bundle,
-)
+from engram.store.bundles import VERSIONS, Bundle, manifest_state, read_bundle, read_manifest
+from engram.store.compose import LOCK, BundleChanged, update_bundle
 from engram.store.engram import Engram
 from engram.store.format import parse_engram
 from engram.store.portable import without_local_paths

@@ -12,7 +12,8 @@ from pathlib import Path
 from engram.errors import EngramError
 from engram.serve.hosts import is_loopback
 from engram.serve.service_settings import Settings
-from engram.store.bundles import compose, is_bundle
+from engram.store.bundles import is_bundle
+from engram.store.compose import compose
 from engram.util import hub
 from engram.util.description import Description
 from engram.util.flag_names import flag

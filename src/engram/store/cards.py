@@ -13,15 +13,9 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, StrictUndefined
 
 from engram import __version__
-from engram.store.describe import (
-    grown_from,
-    is_number,
-    merged_from,
-    numbers_by_split,
-    summarise_preprocessing,
-    summarise_shape,
-)
+from engram.store.describe import summarise_preprocessing, summarise_shape
 from engram.store.engram import Engram, summarise_regime
+from engram.store.record import grown_from, is_number, merged_from, numbers_by_split
 from engram.store.remote import LISTED
 from engram.util.hub import REPO
 from engram.util.text import printable, summarise_names

@@ -1,7 +1,4 @@
-"""Descriptions for the command line: engrams, bundles, backbones, and a push, pull or list.
-
-Metrics and recipe of a stranger's file may be anything that JSON can hold.
-"""
+"""Descriptions for the command line: engrams, bundles, backbones, and a push, pull or list."""
 
 from __future__ import annotations
 
@@ -10,9 +7,8 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engram.backbones.load import load_backbone
 from engram.backbones.shape import BackboneShape
@@ -21,24 +17,20 @@ from engram.images.preprocessing import Preprocessing
 from engram.store.bundles import Bundle, is_bundle, read_bundle, read_version
 from engram.store.engram import Engram, summarise_regime
 from engram.store.format import is_engram, read_engram
+from engram.store.record import Rows, lineage_rows, metric_cell, metric_rows, summarise_recipe
 from engram.store.remote import CARD, ListedEngram, local_path
 from engram.tasks.costs import Costs, backbone_macs, task_costs
-from engram.tasks.kind import Kind
-from engram.tasks.metrics import SHARES, TITLES, shown
 from engram.tasks.spec import TaskSpec
 from engram.util.description import Description
 from engram.util.documents import MAX_BYTES
-from engram.util.text import counted, printable, summarise_names
+from engram.util.text import printable, summarise_names
 from engram.vit import ViT
 
 if TYPE_CHECKING:
     from engram.store.sharing import Pulled, Push
 
-Rows = list[tuple[str, str]]
-
 _SIZES = {(192, 12): "Ti", (384, 12): "S", (768, 12): "B", (1024, 24): "L", (1280, 32): "H"}
 _MOST_CHANGES = 1_000  # that a push prints for people
-_MOST = 100  # metrics of a split, splits, and sources of an engram
 
 
 def describe(source: str | os.PathLike[str]) -> Description:
@@ -98,13 +90,17 @@ def describe_engram(engram: Engram, size: int | None = None) -> Description:
         *_backbone_rows(engram),
         *metric_rows(engram),
         ("recipe", summarise_recipe(engram)),
-        *_sums_rows(engram),
         ("created", " by ".join(part for part in (engram.created, engram.library) if part)),
         ("content", engram.content),
     ]
     if kind.per_pixel:
         values = _first_values(spec.classes, spec.values)
         rows.insert(3 + len(fitted), ("masks", f"{values}; ignored: {spec.ignore}"))
+    if engram.has_sums:
+        images = f"{int(engram.sums.images.sum()):,}"
+        rows.append(
+            ("statistics", f"sums over {images} images: it can learn more, forget and be merged")
+        )
     if size is not None:
         document["bytes"] = size
         rows.append(("size", f"{size / 1000:,.1f} KB"))
@@ -450,118 +446,3 @@ def _first_values(names: Sequence[str], values: Sequence[float], most: int = 5) 
 def _printable_rows(rows: Rows) -> Rows:
     """Rows that are safe to print, whatever a file contains, without empty ones."""
     return [(label, printable(text, 600)) for label, text in rows if text]
-
-
-# Metrics and recipe
-
-
-def numbers_by_split(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """The numeric metrics by split. Metrics without a split are under ''."""
-    by_split = {"": metrics, **{k: v for k, v in metrics.items() if isinstance(v, Mapping)}}
-    splits = {}
-    for split, values in islice(by_split.items(), _MOST):
-        numbers = ((str(name), value) for name, value in values.items() if is_number(value))
-        splits[str(split)] = dict(islice(numbers, _MOST))
-    return {split: numbers for split, numbers in splits.items() if numbers}
-
-
-def is_number(value: object) -> bool:
-    """Whether this is a number that can be printed: a whole one may be too large for that."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return isinstance(value, float) or abs(value) <= 2**64
-
-
-def metric_rows(engram: Engram) -> Rows:
-    """Metrics, a row for each split: the metric that chooses, then the others."""
-    kind, rows = engram.spec.kind_object, []
-    for split, values in numbers_by_split(engram.metrics).items():
-        known = [name for name in (*kind.columns, "mean", "deviation") if name in values]
-        others = [name for name in values if name not in (*known, "images")]
-        parts = [
-            f"{TITLES.get(name, name)} {_shown(name, values[name], kind)}"
-            for name in (*known, *others)
-            if name != kind.score
-        ]
-        if kind.score in values:
-            parts.insert(0, f"{kind.title} {kind.shown(values[kind.score])}")
-        rows.append((_where(split, values) or "metrics", ", ".join(parts)))
-    return rows
-
-
-def _shown(name: str, value: float, kind: Kind) -> str:
-    """A metric as `fit` and `eval` print it; what is no share, in brief."""
-    if name in ("mean", "deviation"):  # of the metric that chooses, over the seeds of a sweep
-        return kind.shown(value)
-    return shown(name, value) if name in SHARES else f"{value:.4g}"
-
-
-def _where(split: str, values: Mapping[str, float]) -> str:
-    """The split, and its number of images."""
-    images = values.get("images")
-    parts = (split, counted(images, "image") if isinstance(images, int) else "")
-    return ", ".join(part for part in parts if part)
-
-
-def metric_cell(engram: Engram) -> str:
-    """The metric that chooses, as a cell: on test, or else on validation; or empty."""
-    kind, splits = engram.spec.kind_object, numbers_by_split(engram.metrics)
-    for split in ("test", "val", ""):
-        values = splits.get(split, {})
-        if kind.score in values:
-            where = _where(split, values)
-            found = f"{kind.title} {kind.shown(values[kind.score])}"
-            return f"{found} ({where})" if where else found
-    return ""
-
-
-def merged_from(engram: Engram) -> list[tuple[str, str, float]]:
-    """The engrams that it is the average of, if it is one: name, content and weight of each."""
-    return _sources(engram, "merged", "weight")
-
-
-def grown_from(engram: Engram) -> list[tuple[str, str, float]]:
-    """The engrams whose classes it has, besides its own: name, content and how many they are."""
-    return _sources(engram, "grown_from", "classes")
-
-
-def _sources(engram: Engram, key: str, number: str) -> list[tuple[str, str, float]]:
-    recorded = engram.recipe.get(key)
-    sources = recorded if isinstance(recorded, (list, tuple)) else []
-    return [
-        (str(one.get("task", "")), str(one.get("content", "")), float(one[number]))
-        for one in islice(sources, _MOST)
-        if isinstance(one, Mapping) and is_number(one.get(number))
-    ]
-
-
-def lineage_rows(engram: Engram) -> Rows:
-    """The engrams that it extends, that it is the average of, and whose classes it has."""
-    return [
-        *(("extends", f"{name}, content {content}") for name, content in engram.parents.items()),
-        *(
-            ("merged from", f"{name}, content {content}, weight {weight:.4g}")
-            for name, content, weight in merged_from(engram)
-        ),
-        *(
-            ("grown from", f"{name}, content {content}, its {count:,.0f} classes come first")
-            for name, content, count in grown_from(engram)
-        ),
-    ]
-
-
-def _sums_rows(engram: Engram) -> Rows:
-    """A row about the sums of a taught task, if it kept them."""
-    if not engram.has_sums:
-        return []
-    images = f"{int(engram.sums.images.sum()):,}"
-    return [("statistics", f"sums over {images} images: it can learn more, forget and be merged")]
-
-
-def summarise_recipe(engram: Engram) -> str:
-    """The settings of the recipe, without lists and objects."""
-    return ", ".join(
-        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in engram.recipe.items()
-        if not isinstance(value, (list, dict))
-    )

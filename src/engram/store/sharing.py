@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engram.errors import EngramError
-from engram.store.bundles import Bundle, is_bundle, read_engrams, write_bundle
+from engram.store.bundles import Bundle, is_bundle, read_engrams
 from engram.store.cards import hub_id, write_card
+from engram.store.compose import write_bundle
 from engram.store.engram import Engram
 from engram.store.format import read_engram, serialise_engram
 from engram.store.portable import paths_in_class_names, without_local_paths

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from engram.data.datasets import Integers
+from engram.data.folds import Integers
 from engram.data.loader import Loader
 from engram.data.near_duplicates import dataset_groups
 from engram.errors import EngramError, Notice

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engram.data.datasets import Integers
+from engram.data.folds import Integers
 from engram.tasks.class_statistics import ClassStatistics
 from engram.train.feeds import BatchShard
 from engram.train.learner import TaskTrainer

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engram.backbones.shape import BackboneShape
-from engram.data.datasets import Integers, Splits
+from engram.data.datasets import Splits
+from engram.data.folds import Integers
 from engram.data.loader import Transform, balanced, shuffled
 from engram.methods.forward import reads_tokens
 from engram.methods.method import Needs

@@ -13,7 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engram.data.datasets import Dataset, Integers, Splits
+from engram.data.datasets import Dataset, Splits
+from engram.data.folds import Integers
 from engram.data.loader import Loader, Transform
 from engram.data.near_duplicates import SIMILAR, dataset_groups, directions
 from engram.errors import EngramError, Notice

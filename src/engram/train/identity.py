@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from engram.backbones.shape import BackboneShape
-from engram.data.datasets import Dataset, Integers, Splits
+from engram.data.datasets import Dataset, Splits
+from engram.data.folds import Integers
 from engram.data.python_data import Items
 from engram.data.source import Arrays, Files, Rows
 from engram.model import MemoryViT

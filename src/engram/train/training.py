@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.data.datasets import Integers, Splits
-from engram.data.folds import single_groups
+from engram.data.datasets import Splits
+from engram.data.folds import Integers, single_groups
 from engram.data.loader import Transform
 from engram.data.near_duplicates import known_notice, together_notice
 from engram.errors import EngramError, Notice

@@ -8,12 +8,16 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
 from engram.errors import EngramError
+from engram.util.text import printable
+
+_LITTER = (".DS_Store", "Thumbs.db", "desktop.ini")  # that file browsers leave in a folder
 
 
 def private(path: str, flags: int) -> int:
@@ -143,7 +147,42 @@ def check_renamable(folder: Path) -> None:
         raise EngramError(f"{folder} is {what} and cannot be replaced; choose one inside it.")
 
 
-def replace_folder(new: Path, folder: Path) -> None:
+def check_replaceable(folder: Path, what: str, known: Collection[str] = ()) -> None:
+    """Refuse to replace a folder with other files in it than the `known` ones of such a `what`."""
+    check_renamable(folder)
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise EngramError(f"{folder} is a file; give the path of a folder for the {what}.")
+    paths = (path for path in folder.rglob("*") if path.name not in _LITTER)
+    names = (str(path.relative_to(folder)) for path in paths)
+    others = sorted(islice((name for name in names if name not in known), 3))
+    if others:
+        has = f"is a {what} with other files in it" if known else f"is not a {what}"
+        raise EngramError(
+            f"The folder {folder} {has} ({printable(', '.join(others))}), and would be replaced; "
+            "choose another folder, or move those files away."
+        )
+
+
+@contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill that takes the place of `folder` at the end. A failure leaves the old."""
+    new = folder.with_name(f".engram-{secrets.token_hex(8)}.tmp")
+    try:
+        new.mkdir(parents=True)
+        yield new
+        _replace_folder(new, folder)
+    except OSError as error:
+        raise EngramError(
+            f"{folder} cannot be written ({error.strerror or error}); check the folder, its "
+            "permissions and the free space. The old folder, if any, is unchanged."
+        ) from None
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _replace_folder(new: Path, folder: Path) -> None:
     """Rename `new` to `folder`. The old folder is restored if that fails or is interrupted.
 
     A process that is killed between the two renames leaves the old folder as .engram-….old.

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
-from engram.store.bundles import compose
+from engram.store.compose import compose
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from tests.support.web import BRIGHTNESS
 
 from engram import MemoryViT, load_backbone, random_backbone, save_backbone
 from engram.images.preprocessing import Preprocessing
-from engram.store.bundles import compose
+from engram.store.compose import compose
 from engram.store.format import read_engram, serialise_engram
 
 SIZES = {"desktop": (1280, 900), "phone": (360, 780)}

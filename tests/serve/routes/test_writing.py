@@ -18,7 +18,7 @@ from tests.support.serving import Launch, Server, World
 from benchmarks.serve.malformed import request
 from engram.serve.problems import Problem
 from engram.serve.routes.writing import PIECE_BYTES, PIECE_VALUES, Answer, numbers, raw
-from engram.store.bundles import compose
+from engram.store.compose import compose
 
 Work = Callable[[Answer], Awaitable[None]]
 

@@ -1,7 +1,8 @@
-"""`engram serve`."""
+"""`engram serve` and `engram label-studio`."""
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,8 +13,9 @@ import typer
 
 from engram.cli.application import Backbone, Json, app
 from engram.cli.bars import bars
-from engram.cli.flags import flags_from, option
+from engram.cli.flags import OUTPUT, flags_from, option
 from engram.cli.terminal import show
+from engram.serve.label_settings import LabelSettings
 from engram.serve.service_settings import Settings
 from engram.util.description import Description
 from engram.util.settings import Given
@@ -52,7 +54,7 @@ def serve_command(
     """Serve all tasks of a bundle, or of engrams, over HTTP, with a page to try them."""
     from engram.serve.launch import Job, bundle_to_serve, serve
 
-    settings = Settings(**(flags or {})[Settings])
+    settings = Settings(**flags[Settings])
     with ExitStack() as until_ready, bundle_to_serve(sources) as folder:
         quiet = as_json or not sys.stderr.isatty()  # in a file, stderr is the log alone
         until_ready.enter_context(bars(quiet))("loading the tasks", 0, 0)
@@ -64,3 +66,37 @@ def serve_command(
             show(replace(description, rows=[*description.rows, *rows]), as_json)
 
         serve(Job(folder, settings, token, ask_token, backbone), ready)
+
+
+@app.command(name="label-studio")
+@flags_from({LabelSettings: "Service"})
+def label_studio_command(
+    task: Annotated[
+        str, typer.Argument(metavar="TASK", help="The task of the service that predicts.")
+    ],
+    out: Annotated[
+        Path, option(OUTPUT, "The folder for labelled images, one folder a class.", "-o", "--out")
+    ],
+    as_json: Json = False,
+    *,
+    flags: Given,
+) -> None:
+    """Connect a service to Label Studio: predictions in, annotated images out to a folder."""
+    from engram.util.optional import require
+
+    for package in ("fastapi", "uvicorn"):
+        require(package, extra="serve", purpose="The backend for Label Studio")
+    from engram.serve.label_studio import LabelSecrets, run_label_backend
+
+    settings = LabelSettings(**flags[LabelSettings])
+    names = ("ENGRAM_ASK_TOKEN", "LABEL_STUDIO_API_KEY", "ENGRAM_LABEL_PASSWORD")
+    own = LabelSecrets(*(os.environ.get(name, "").strip() for name in names))
+
+    def ready(url: str) -> None:
+        document = {"url": url, "task": task, "service": settings.service, "out": str(out)}
+        rows = [("backend", f"{url} (add it in Label Studio, Settings, Model)"),
+                ("service", f"{settings.service}, task {task}"),
+                ("annotated images", str(out))]  # fmt: skip
+        show(Description(document, rows), as_json)
+
+    run_label_backend(settings, task, out, own, ready)
