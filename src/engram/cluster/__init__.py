@@ -2,6 +2,6 @@
 
 The command line alone imports it. `farm.py` trains the jobs of a file (`jobs.py`), which are
 checked before anything trains (`plan.py`), with processes of this machine or tasks of Ray
-(`workers.py`). `bulk.py` answers batches of images with actors of Ray. `connect.py` starts Ray, or
+(`trainers.py`). `bulk.py` answers batches of images with actors of Ray. `connect.py` starts Ray, or
 joins a cluster; Ray is the optional extra `cluster`.
 """

@@ -1,7 +1,7 @@
 """Engrams on disk and on the Hub: file format, bundles, cards, conversion of legacy checkpoints.
 
-`model.py` and everything above it import this folder. It knows tasks and backbones, but no model.
-Start in `engram.py` (what an engram is) and `format.py` (its file).
+`model/` and everything above it import this folder. It knows tasks and backbones, but no model.
+Start in `engram.py` (what an engram is), `format.py` (its file), `bundles.py` (a folder of them).
 """
 
 from typing import TYPE_CHECKING

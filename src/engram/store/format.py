@@ -240,15 +240,15 @@ def parse_header(path: Path, header: dict[str, Any], tensors: Mapping[str, Tenso
         HEADER.check(header, "")
         json.dumps({name: header[name] for name in HEADER.required}, ensure_ascii=False).encode()
         engram = _engram(header, tensors)
-        _check_tensors(engram)
-    except _BadTensor as error:
-        raise _damaged(path, str(error)) from None
     except Invalid as error:
         raise _damaged(path, f"its header has a missing or invalid field ({error})") from None
     except UnicodeEncodeError:  # it could neither be printed nor sent
         raise _damaged(path, "its header holds text that UTF-8 cannot encode") from None
     except EngramError as error:
         raise _damaged(path, f"its header has invalid settings: {error}") from None
+    problem = _tensor_problem(engram)
+    if problem:
+        raise _damaged(path, problem)
     return engram
 
 
@@ -286,12 +286,8 @@ def _engram(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Engram:
     return engram
 
 
-class _BadTensor(ValueError):
-    """A tensor that the header does not allow."""
-
-
-def _check_tensors(engram: Engram) -> None:
-    """Refuse tensors of another type or shape, or with values that they cannot have."""
+def _tensor_problem(engram: Engram) -> str | None:
+    """The first tensor of another type or shape, or with values that it cannot have."""
     spec, tensors = engram.spec, engram.tensors
     expected = spec.shapes(engram.backbone)
     expected |= {f"head.{name}": (len(spec.classes),) for name in spec.kind_object.fitted}
@@ -302,14 +298,14 @@ def _check_tensors(engram: Engram) -> None:
     for name, tensor in tensors.items():
         dtype = stored_dtype(spec, name)
         if tensor.dtype != dtype:
-            raise _BadTensor(f"the tensor {name} is {tensor.dtype}, not {dtype}")
+            return f"the tensor {name} is {tensor.dtype}, not {dtype}"
         if not bool(tensor.isfinite().all()):
-            raise _BadTensor(f"the tensor {name} holds values that are not finite")
+            return f"the tensor {name} holds values that are not finite"
     if spec.method.backbone_parameters(engram.backbone):
         tensors = {n: t for n, t in tensors.items() if not n.startswith("backbone.")}
     mismatch = shape_mismatch(tensors, expected)
     if mismatch:
-        raise _BadTensor(mismatch)
+        return mismatch
     if engram.has_statistics:
         deviation, counts, quantiles = (
             tensors[f"{PREFIX}{name}"] for name in ("deviation", "counts", "quantiles")
@@ -320,6 +316,7 @@ def _check_tensors(engram: Engram) -> None:
             "quantiles": bool(quantiles[0] >= quantiles[1]),
         }
         for name in (name for name, bad in wrong.items() if bad):
-            raise _BadTensor(f"the tensor {PREFIX}{name} has values that it cannot have")
+            return f"the tensor {PREFIX}{name} has values that it cannot have"
     if engram.has_sums and not engram.sums.valid:
-        raise _BadTensor("its feature sums have values that they cannot have")
+        return "its feature sums have values that they cannot have"
+    return None
