@@ -11,7 +11,7 @@ from tests.support.waiting import wait_until
 
 WORKER = """
 import multiprocessing, os, time
-from engram.util.parent_process import end_with_parent
+from engram.util.worker_processes import end_with_parent
 
 def work(parent):
     end_with_parent(parent)

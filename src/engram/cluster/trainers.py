@@ -38,8 +38,7 @@ from engram.train.job import TrainingJob
 from engram.train.run import run_folder
 from engram.util.files import make_private_folder, private, write_atomically
 from engram.util.flag_names import naming_flags
-from engram.util.parent_process import end_with_parent
-from engram.util.quiet import ignore_pillow_warnings
+from engram.util.worker_processes import end_with_parent, ignore_pillow_warnings
 
 PATIENCE = 60.0  # seconds for trainings to write their checkpoints when the farm is stopped
 _EVERY = 0.5  # seconds between two notes of a job

@@ -29,8 +29,7 @@ from engram.images.masks import mask_view
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import AUGMENTATIONS, Augmentation, training_view
 from engram.util.flag_names import flag
-from engram.util.parent_process import end_with_parent
-from engram.util.quiet import ignore_pillow_warnings
+from engram.util.worker_processes import begin_worker
 
 #: A user's own view: an RGB image in, a float tensor (3, H, W) or a uint8 array (H, W, 3) out.
 Transform: TypeAlias = Callable[[Image.Image], "torch.Tensor | npt.NDArray[Any]"]
@@ -257,9 +256,7 @@ def _start_worker(parent: int, worker: int) -> None:
     def after_first(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    end_with_parent(parent)
-    ignore_pillow_warnings()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    begin_worker(parent)
     signal.signal(signal.SIGTERM, after_first)
 
 

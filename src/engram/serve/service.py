@@ -42,7 +42,7 @@ from engram.serve.telemetry import METRICS_FOLDER
 from engram.store.bundles import unlisted_files
 from engram.util.cpus import available_cpus
 from engram.util.description import Description
-from engram.util.parent_process import end_with_parent
+from engram.util.worker_processes import end_with_parent
 
 _SPAWN = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
 _PAUSE = 1.0  # seconds before a worker that died is replaced

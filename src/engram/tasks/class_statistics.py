@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from engram.util.tensors import version
+from engram.util.tensors import VersionedCache
 
 RANK = 16  # directions of correlation
 PREFIX = "statistics."
@@ -56,7 +56,7 @@ class ClassStatistics(nn.Module):
         for name, shape in statistics_shapes(groups, features).items():
             # Not in a state dict, which holds what is trained.
             self.register_buffer(name, torch.zeros(shape), persistent=False)
-        self._made: tuple[object, tuple[Tensor, ...]] = (None, ())
+        self._constants: VersionedCache[tuple[Tensor, ...]] = VersionedCache(1)
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, by name, as in a file."""
@@ -84,20 +84,17 @@ class ClassStatistics(nn.Module):
 
     def prepared(self) -> tuple[Tensor, ...]:
         """Constants of the distance: the inverse covariance, by Woodbury, and its products."""
-        state = tuple(map(version, self.buffers()))
-        if self._made[0] != state:
-            means, basis = self.means.float(), self.basis.float()
-            unexplained = self._unexplained()
-            scaled = basis / unexplained
-            inverse = torch.linalg.inv(
-                torch.eye(len(basis), device=basis.device) + scaled @ basis.mT
-            )
-            pulled = means / unexplained - ((means @ scaled.mT) @ inverse) @ scaled
-            lengths = (means * pulled).sum(1)
-            lengths = lengths.where(self.counts > 0, torch.inf)  # nothing is like what has no image
-            made = (scaled, inverse, unexplained, pulled, lengths)
-            self._made = state, (self.centre.float(), self.deviation.float(), *made)
-        return self._made[1]
+        return self._constants.get("", self.buffers(), self._prepare)
+
+    def _prepare(self) -> tuple[Tensor, ...]:
+        means, basis, unexplained = self.means.float(), self.basis.float(), self._unexplained()
+        scaled = basis / unexplained
+        inverse = torch.linalg.inv(torch.eye(len(basis), device=basis.device) + scaled @ basis.mT)
+        pulled = means / unexplained - ((means @ scaled.mT) @ inverse) @ scaled
+        lengths = (means * pulled).sum(1)
+        lengths = lengths.where(self.counts > 0, torch.inf)  # nothing is like what has no image
+        made = (scaled, inverse, unexplained, pulled, lengths)
+        return self.centre.float(), self.deviation.float(), *made
 
     def _unexplained(self) -> Tensor:
         """The share of each feature's variance that no direction explains."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -24,8 +23,8 @@ from engram.images.decode import BadImage
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
 from engram.inference.bulk.items import HELD, Item, held, some_of
-from engram.util.parent_process import end_with_parent
 from engram.util.text import first_line, utf8
+from engram.util.worker_processes import begin_worker
 
 View: TypeAlias = npt.NDArray[np.uint8]  # (h, w, 3)
 _AT_ONCE = 8  # images that a process is given: a message for each would cost half of a decode
@@ -114,7 +113,7 @@ class Decoders:
 
     def _start(self) -> ProcessPoolExecutor:
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-        return ProcessPoolExecutor(self.processes, context, _begin, (os.getpid(),))
+        return ProcessPoolExecutor(self.processes, context, begin_worker, (os.getpid(),))
 
     def close(self) -> None:
         """End the processes, also one that waits for an image that never comes."""
@@ -123,9 +122,3 @@ class Decoders:
                 process.kill()
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
-
-
-def _begin(parent: int) -> None:
-    """Start a process. Ctrl-C is for the one that asked for it."""
-    end_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -26,8 +26,8 @@ from engram.serve.decoding.formats import FORMATS, check_format
 from engram.serve.decoding.infer_body import read_inference, read_vectors
 from engram.serve.decoding.upload import Refusal, read_upload
 from engram.serve.routes.schemas import OPTIONS, TeachOptions
-from engram.util.quiet import ignore_pillow_warnings
 from engram.util.text import printable
+from engram.util.worker_processes import ignore_pillow_warnings
 
 Document = dict[str, Any]
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from engram.images.decode import read_image
-from engram.util.quiet import ignore_pillow_warnings
+from engram.util.worker_processes import ignore_pillow_warnings
 
 
 @pytest.mark.system

@@ -1,14 +1,13 @@
-"""Worker processes end with the one that asked for them. It imports no torch: some need none."""
+"""How worker processes begin, and that they end with the one that asked for them. No torch."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import multiprocessing
 import os
 import signal
 import threading
 import time
+import warnings
 
 _PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
 
@@ -19,6 +18,9 @@ def end_with_parent(parent: int) -> None:
     Args:
         parent: The process id of the one that asked for this process, as it saw it.
     """
+    import ctypes  # here: the command line needs neither
+    import multiprocessing
+
     asked_by, forked = multiprocessing.parent_process(), os.getppid() == parent
 
     def watch() -> None:
@@ -32,3 +34,18 @@ def end_with_parent(parent: int) -> None:
         with contextlib.suppress(OSError, AttributeError):  # Linux has a signal for it: at once
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=watch, daemon=True).start()
+
+
+def begin_worker(parent: int) -> None:
+    """Begin a process that reads images for `parent`, which alone reacts to Ctrl-C."""
+    end_with_parent(parent)
+    ignore_pillow_warnings()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def ignore_pillow_warnings() -> None:
+    """In this process, print nothing of what Pillow warns about: odd EXIF data, palettes, sizes.
+
+    An image that cannot be used is an error or is listed as unreadable, with the reason.
+    """
+    warnings.filterwarnings("ignore", module=r"PIL(\.|$)")
