@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -103,6 +102,7 @@ def predict_command(
         check_address(on)  # a wrong one is refused before the model is loaded
     with bars(as_json) as progress:
         progress("loading the tasks", 0, 0)
+        from engram.data.folders import image_paths
         from engram.export.engines import make_engine
         from engram.inference.bulk.answering import Answering, answered_here
         from engram.inference.bulk.predict_to import predict_to
@@ -111,7 +111,7 @@ def predict_command(
         model, others = _model_and_sources(sources, backbone, backbone_dtype)
         if out is None:
             results = predict(
-                model, _images(others),
+                model, image_paths(others),
                 tasks=tasks or None, top_k=top_k, device=device, precision=precision,
                 engine=make_engine(model, settings), progress=progress,
             )  # fmt: skip
@@ -146,18 +146,6 @@ def _refuse(given: Mapping[str, object], needed: str) -> None:
     for flag, wanted in given.items():
         if wanted:
             raise EngramError(f"--{flag.replace('_', '-')} needs {needed}.")
-
-
-def _images(sources: Sequence[str]) -> list[str]:
-    """The paths of images, and those in folders."""
-    from engram.data.folders import images_below
-
-    images: list[str] = []
-    for path in sources:
-        images += images_below(Path(path))[0] if os.path.isdir(path) else [path]
-    if not images:
-        raise EngramError("No image was given; add the paths of images, or of a folder of them.")
-    return images
 
 
 def _table(model: MemoryViT, results: Sequence[Mapping[str, Any]]) -> Description:

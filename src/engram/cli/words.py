@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from engram.train.job import TrainingJob
     from engram.train.result import Result
 
+_TEXT_TOWER = (
+    "a backbone with a text tower: give a CLIP, a SigLIP or a SigLIP 2 with --backbone, such as "
+    "openai/clip-vit-base-patch32."
+)
+
 
 def check_words(words: str | None, data: str | None, given: Mapping[str, Any]) -> None:
     """Refuse flags that decide what words decide, and a training without data or words."""
@@ -47,10 +52,7 @@ def fit_without_images(
     options, parsed = RunOptions(**given[RunOptions]), parse_words(words)
     check_out(out, overwrite=options.overwrite, resume=False)
     if options.backbone == "auto":
-        raise EngramError(
-            "--words needs a backbone with a text tower: give a CLIP, a SigLIP or a SigLIP 2 with "
-            "--backbone, such as openai/clip-vit-base-patch32."
-        )
+        raise EngramError(f"--words needs {_TEXT_TOWER}")
     progress("loading the backbone", 0, 0)
     size, dtype = options.image_size, options.backbone_dtype
     model = MemoryViT(load_backbone(options.backbone, image_size=size, dtype=dtype))
@@ -95,10 +97,7 @@ def embed_texts(texts: Sequence[str], backbone: str | None, out: Path) -> Descri
     from engram.inference.vectors import vector_file
 
     if backbone is None:
-        raise EngramError(
-            "--text needs a model with a text tower: give a CLIP, a SigLIP or a SigLIP 2 with "
-            "--backbone."
-        )
+        raise EngramError(f"--text needs {_TEXT_TOWER}")
     vectors = TextTower(backbone).embed(texts).numpy()
     none = ("",) * len(texts)
     with vector_file(out) as file:

@@ -9,7 +9,7 @@ from typing import Any
 
 from engram.errors import EngramError
 from engram.methods import method_class
-from engram.tasks.spec import NAME
+from engram.tasks.spec import check_name
 from engram.tasks.task_settings import TaskSettings
 from engram.train.given import names_file, with_recipe_file
 from engram.train.options import DataOptions, RunOptions
@@ -134,12 +134,8 @@ def _read_options(name: str, said: dict[str, Any]) -> tuple[JobOptions, dict[typ
         merged, chosen = with_recipe_file(given, regime=own.regime, seeds=own.seeds)
         if chosen["regime"] not in (None, "auto"):
             method_class(chosen["regime"])  # an unknown one is refused
-    for what, text in (("its name", name), ("task", own.task or name)):
-        if not NAME.fullmatch(text):
-            raise EngramError(
-                f"{what} is {text!r}; use up to 64 lower-case letters, digits, '.', '_' and '-', "
-                "beginning with a letter or a digit."
-            )
+    check_name(name)  # of its file
+    check_name(own.task or name)
     if not own.data:
         raise EngramError('it has no data; add a line such as data = "photos/flowers".')
     settings = {one: dict(values) for one, values in merged.items()}

@@ -305,15 +305,23 @@ def _found(
 # Files below a folder
 
 
-def images_below(folder: Path) -> tuple[list[str], int]:
-    """The images in a folder at any depth, sorted, and how many other files there are.
+def image_paths(sources: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """The paths of images, and of those in folders at any depth; none at all is an EngramError.
 
-    Hidden files count as other files. Hidden folders are skipped, links to folders are followed.
+    Hidden files and folders are left out, links to folders are followed.
     """
-    (files,) = _files_below([folder])
-    images, others = _sorted_out(files)
-    _tell_of_heic(others)
-    return images, others.total()
+    paths: list[str] = []
+    for source in sources:
+        if not os.path.isdir(source):
+            paths.append(os.fspath(source))
+            continue
+        (files,) = _files_below([Path(source)])
+        images, others = _sorted_out(files)
+        _tell_of_heic(others)
+        paths += images
+    if not paths:
+        raise EngramError("No image was given; give the paths of images, or of a folder of them.")
+    return paths
 
 
 def _files_below(roots: Sequence[Path]) -> list[list[str]]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engram.data.datasets import Dataset, Splits, load
-from engram.data.folders import SUFFIXES, images_below
+from engram.data.folders import SUFFIXES, image_paths
 from engram.data.loader import Loader
 from engram.data.source import Files
 from engram.errors import EngramError
@@ -162,10 +162,6 @@ def find_datasets(data: Data, read: Callable[[str], Splits] = load) -> list[Data
 
 def _unlabelled(images: Iterable[str | os.PathLike[str]]) -> Dataset:
     """The images at these paths, and in these folders."""
-    paths: list[str] = []
-    for image in images:
-        paths += images_below(Path(image))[0] if os.path.isdir(image) else [os.fspath(image)]
-    if not paths:
-        raise EngramError("No image was given; give the paths of images, or of a folder of them.")
+    paths = image_paths(images)
     labels = np.zeros(len(paths), dtype=np.int64)
     return Dataset("images", "", (), labels, Files(tuple(paths)), np.arange(len(paths)))

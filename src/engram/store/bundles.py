@@ -18,7 +18,7 @@ from typing import Any, cast
 from engram.errors import EngramError
 from engram.store.engram import FORMAT, Engram, origin
 from engram.store.fitting import Located, in_order
-from engram.store.format import HASH, VERSION, read_engram
+from engram.store.format import HASH, check_format, read_engram
 from engram.store.remote import MANIFEST, local_path
 from engram.tasks.spec import NAME
 from engram.util.documents import MAX_BYTES, parse_json
@@ -31,7 +31,7 @@ VERSIONS = "versions"  # in the folder: older versions of tasks, and shadows
 MAX_OLDER = 5  # versions of a task that are kept; the oldest ones are deleted
 _OLDER = Object({"content": HASH, "until": String(100)})
 _ENTRY = Object(
-    dict.fromkeys(("task", "file", "content"), String()),
+    {"task": String(), "file": String(), "content": HASH},
     {"older": Array(_OLDER, 1, 1_000), "shadow": HASH},
     others=True,
 )
@@ -293,14 +293,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         with open_regular(path) as file:
             manifest = parse_json(file.read(MAX_BYTES + 1))
-        VERSION.check(manifest, "")
-        if manifest["format"] == FORMAT:
-            _SCHEMA.check(manifest, "")
-            for entry in manifest["engrams"]:  # no other name: none reaches into other folders
-                task, file = entry["task"], entry["file"]
-                if not NAME.fullmatch(task) or file != f"{task}.safetensors":
-                    raise Invalid(f"the file {file!r} for the task {task!r}")
-                HASH.check(entry["content"], f"the content of {task}")
+        check_format(path, manifest)
+        _SCHEMA.check(manifest, "")
+        for entry in manifest["engrams"]:  # no other name: none reaches into other folders
+            task, file = entry["task"], entry["file"]
+            if not NAME.fullmatch(task) or file != f"{task}.safetensors":
+                raise Invalid(f"the file {file!r} for the task {task!r}")
     except OSError as error:
         raise EngramError(
             f"{folder} is not a bundle: {MANIFEST} cannot be read ({error.strerror or error}); "
@@ -311,9 +309,4 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{path} is damaged ({printable(str(error))}); compose the bundle again, or get a good "
             "copy."
         ) from None
-    if manifest["format"] != FORMAT:
-        raise EngramError(
-            f"{path} has the format {manifest['format']}, and this version of engram reads format "
-            f"{FORMAT}; install a newer version of Engram."
-        )
     return cast("dict[str, Any]", manifest)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from engram.backbones.load import check_dtype, load_backbone
 from engram.errors import EngramError
 from engram.store.engram import Engram
+from engram.tasks.spec import check_shared_pass
 from engram.util.flag_names import flag
 from engram.util.hub import PathOrHubId
 from engram.util.text import printable
@@ -30,13 +31,7 @@ def in_order(found: Sequence[Located]) -> tuple[Engram, ...]:
     (first_place, first), *rest = by_name.values()
     for where, engram in rest:
         check_same_backbone(first_place, first, where, engram, "share a pass")
-        alone = next((e for e in (first, engram) if not e.spec.method.shares_pass), None)
-        if alone is not None:
-            raise EngramError(
-                f"{alone.spec.name!r} has the regime {alone.spec.regime!r}, which changes the "
-                f"backbone's own tokens, so {first.spec.name!r} and {engram.spec.name!r} cannot "
-                "share a pass; keep them apart, or train with the regime masked."
-            )
+        check_shared_pass(first.spec, engram.spec)
     for where, engram in by_name.values():
         for parent, content in engram.parents.items():
             if parent not in by_name:

@@ -56,7 +56,7 @@ _TASK = Object(
     {"values": Array(_VALUES), "ignore": _VALUES},
     others=True,  # settings of the method, which checks them
 )
-VERSION = Object({"format": Integer(0, 1_000_000)}, others=True)
+_VERSION = Object({"format": Integer(0, 1_000_000)}, others=True)
 #: The header of an engram. `TaskSpec` and `BackboneInfo` check what belongs together.
 HEADER = Object(
     {
@@ -223,15 +223,20 @@ def _header(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
         raise _damaged(path, f"its header hashes to {found[:12]}, not to {str(expected)[:12]}")
     try:
         header = parse_json(str(text).encode())
-        VERSION.check(header, "")
+        check_format(path, header)
     except ValueError:
         raise _damaged(path, "its header is not the JSON of an engram") from None
-    if header["format"] != FORMAT:
+    return dict(header)
+
+
+def check_format(path: Path, document: Any) -> None:
+    """Refuse a header or a manifest of another version of the format."""
+    _VERSION.check(document, "")
+    if document["format"] != FORMAT:
         raise EngramError(
-            f"{path} has the format {header['format']}, and this version of engram reads the "
+            f"{path} has the format {document['format']}, and this version of engram reads the "
             f"format {FORMAT}; install a newer version of Engram."
         )
-    return dict(header)
 
 
 def parse_header(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Engram:

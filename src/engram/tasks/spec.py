@@ -47,12 +47,7 @@ class TaskSpec:
         def refuse(problem: str) -> None:
             raise EngramError(f"Task {self.name!r}: {problem}")
 
-        if not NAME.fullmatch(self.name) or self.name == Base.name:
-            raise EngramError(
-                f"{self.name!r} cannot name a task: use 1 to 64 of a-z, 0-9, '.', '_' and '-', "
-                f"beginning with a letter or a digit, and not {Base.name!r}, which is the backbone "
-                "itself."
-            )
+        check_name(self.name)
         if self.kind not in KINDS:
             refuse(f"there is no kind of task {self.kind!r}; choose one of {', '.join(KINDS)}.")
         kind, count = KINDS[self.kind], len(self.classes)
@@ -202,6 +197,15 @@ class TaskSpec:
         return KINDS[self.kind]
 
 
+def check_name(name: str) -> None:
+    """Refuse a name that no task can have."""
+    if not NAME.fullmatch(name) or name == Base.name:
+        raise EngramError(
+            f"{name!r} cannot name a task: use 1 to 64 of a-z, 0-9, '.', '_' and '-', beginning "
+            f"with a letter or a digit, and not {Base.name!r}, which is the backbone itself."
+        )
+
+
 def class_names(classes: int | Sequence[str]) -> tuple[str, ...]:
     if isinstance(classes, str):
         raise EngramError(f"classes is the text {classes!r}; give a number or a list of names.")
@@ -210,3 +214,14 @@ def class_names(classes: int | Sequence[str]) -> tuple[str, ...]:
     if not isinstance(classes, Iterable):
         raise EngramError(f"classes is {classes!r}; give a whole number or a list of names.")
     return tuple(map(str, classes))
+
+
+def check_shared_pass(one: TaskSpec, other: TaskSpec) -> None:
+    """Refuse two tasks of which one changes the backbone's own tokens."""
+    for alone in (one, other):
+        if not alone.method.shares_pass:
+            raise EngramError(
+                f"{alone.name!r} has the regime {alone.regime!r}, which changes the backbone's own "
+                f"tokens, so {one.name!r} and {other.name!r} cannot share a pass; keep them apart, "
+                "in a MemoryViT or a bundle each, or train with the regime masked."
+            )

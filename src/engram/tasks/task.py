@@ -17,7 +17,7 @@ from engram.tasks.feature_sums import FeatureSums
 from engram.tasks.heads import BackboneHead, Fitted, TaskHead
 from engram.tasks.kind import Kind, Reading
 from engram.tasks.kinds import KINDS
-from engram.tasks.spec import TaskSpec
+from engram.tasks.spec import TaskSpec, check_shared_pass
 from engram.util.flag_names import flag
 from engram.util.tensors import VersionedCache
 from engram.vit import ViT
@@ -183,14 +183,8 @@ class TaskRegistry(Mapping[str, Task]):
             except EngramError as error:
                 raise EngramError(f"{spec.name!r} cannot extend {parent!r}: {error}.") from None
         for other in (task.spec for task in self.values()):
-            alone = next((s for s in (spec, other) if not s.method.shares_pass), None)
-            together = self.unmasked and spec.method.concatenates(other.method)
-            if alone is not None and not together:
-                raise EngramError(
-                    f"{alone.name!r} has the regime {alone.regime!r}, which changes the backbone's "
-                    f"own tokens, so {spec.name!r} and {other.name!r} cannot share a pass; use one "
-                    "MemoryViT for each, or train with the regime masked."
-                )
+            if not (self.unmasked and spec.method.concatenates(other.method)):
+                check_shared_pass(spec, other)
 
     def closure(self, names: Sequence[str]) -> list[str]:
         """These tasks and all they extend, parents first, in an order that attaching leaves alone.

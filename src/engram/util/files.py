@@ -83,20 +83,28 @@ def replaced(path: str | Path, *, owner_only: bool = False) -> Iterator[IO[bytes
     _check_regular_file(path, target)
     temporary = target.with_name(f".engram-{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "xb", opener=private if owner_only else None) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except OSError as error:
-        raise EngramError(
-            f"{path} cannot be written ({error.strerror or error}); check the folder, its "
-            "permissions and the free space. The old file, if any, is unchanged."
-        ) from None
+        with _explained(path, "file"):
+            with open(temporary, "xb", opener=private if owner_only else None) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
     sync_folder(target.parent)
+
+
+@contextmanager
+def _explained(path: str | Path, what: str) -> Iterator[None]:
+    """Say what to do about a file or folder that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise EngramError(
+            f"{path} cannot be written ({error.strerror or error}); check the folder, its "
+            f"permissions and the free space. The old {what}, if any, is unchanged."
+        ) from None
 
 
 def _check_regular_file(path: str | Path, target: Path) -> None:
@@ -170,14 +178,10 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
     """A folder to fill that takes the place of `folder` at the end. A failure leaves the old."""
     new = folder.with_name(f".engram-{secrets.token_hex(8)}.tmp")
     try:
-        new.mkdir(parents=True)
-        yield new
-        _replace_folder(new, folder)
-    except OSError as error:
-        raise EngramError(
-            f"{folder} cannot be written ({error.strerror or error}); check the folder, its "
-            "permissions and the free space. The old folder, if any, is unchanged."
-        ) from None
+        with _explained(folder, "folder"):
+            new.mkdir(parents=True)
+            yield new
+            _replace_folder(new, folder)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
