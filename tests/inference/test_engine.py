@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engram import EngramError, MemoryViT
 from engram.images.preprocessing import normalise
-from engram.inference.engine import OneByOne, TorchEngine, on_cpu, stack_views
+from engram.inference.engine import Computed, Engine, OneByOne, TorchEngine, on_cpu, stack_views
 
 
 @pytest.mark.parametrize("name", ["base", "task0", "task5"])
@@ -53,16 +53,16 @@ def test_outputs_familiarity_and_the_backbones_vectors_come_from_one_pass(
     assert engine.with_base(pixels, [])[:2] == ({}, {})
 
 
-class Counting:
+class Counting(Engine):
     """An engine whose answer for an image depends on the images next to it, as int8 does."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []
 
-    def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+    def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
         self.batches.append(len(pixels))
         scale = pixels.abs().amax()
-        return {name: pixels.mean((2, 3)) / scale + i for i, name in enumerate(tasks)}
+        return {name: pixels.mean((2, 3)) / scale + i for i, name in enumerate(tasks)}, {}
 
 
 def test_one_by_one_asks_for_a_single_image_at_a_time(pixels: Tensor) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engram.errors import EngramError
 from engram.export.runtime import RUNTIMES, Runtime, require_onnx, run_session
-from engram.inference.engine import Engine, EngineSettings, OneByOne, torch_engine
+from engram.inference.engine import Computed, Engine, EngineSettings, OneByOne, torch_engine
 from engram.model import MemoryViT
 from engram.util.flag_names import flag
 
@@ -40,7 +40,7 @@ def make_engine(model: MemoryViT, settings: EngineSettings, before: Engine | Non
     return OneByOne(whole) if runtime.rounds else whole
 
 
-class _WholeGraph:
+class _WholeGraph(Engine):
     """A model as one graph: a task that changes the backbone's tokens has no other beside it."""
 
     def __init__(self, model: MemoryViT, runtime: Runtime) -> None:
@@ -57,11 +57,6 @@ class _WholeGraph:
         forward = all_outputs(self, names)
         verified(forward, pixels, expected, runtime.precision, "it is not used")
 
-    def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        return self.with_familiarity(pixels, tasks)[0]
-
-    def with_familiarity(
-        self, pixels: Tensor, tasks: Sequence[str]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
         familiar = [name for name in tasks if name in self._familiar]
         return run_session(self._session, pixels, tasks, familiar)

@@ -30,7 +30,7 @@ from engram.export.write import (
     converted,
     quiet_exporters,
 )
-from engram.inference.engine import Engine, join_images
+from engram.inference.engine import Computed, Engine, join_images
 from engram.methods.adapters import PaddedAdapters
 from engram.methods.forward import Cached, FastPass
 from engram.methods.masked import JoinedMemory
@@ -42,7 +42,7 @@ from engram.vit.layers import Block
 from engram.vit.pos_embed import Rotation
 
 
-class OnnxEngine:
+class OnnxEngine(Engine):
     """A model that does not change any more, with its backbone in onnxruntime or OpenVINO.
 
     It is compared with the model before it is used. With bf16 and int8, an answer is bit for bit
@@ -94,12 +94,7 @@ class OnnxEngine:
         forward = all_outputs(self, self.names)
         verified(forward, pixels, expected, runtime.precision, "it is not used")
 
-    def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        return self.with_familiarity(pixels, tasks)[0]
-
-    def with_familiarity(
-        self, pixels: Tensor, tasks: Sequence[str]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
         """Outputs and familiarity of `MemoryViT.with_familiarity`."""
         # With RMSNorm, last bits of the graph's tokens were seen to depend on the batch.
         if self.runtime.rounds and len(pixels) > 1 and self.model.backbone.config.norm == "rms":

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import EngramError, Notice
-from engram.inference.engine import familiarity_name
+from engram.inference.engine import Computed, Engine, familiarity_name
 from engram.util.optional import require
 from engram.util.text import first_line
 
@@ -26,7 +26,7 @@ INPUT = "pixels"
 KEY = "engram"  # of the metadata in an ONNX file; in a .pt2 it is the file engram.json
 
 
-class OnnxModel:
+class OnnxModel(Engine):
     """An exported ONNX file that can be run.
 
     Args:
@@ -74,9 +74,7 @@ class OnnxModel:
         """
         return self.with_familiarity(pixels, self.tasks if tasks is None else tasks)[0]
 
-    def with_familiarity(
-        self, pixels: Tensor, tasks: Sequence[str]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
         """Compute the logits, and the familiarity of tasks that keep statistics, both by task."""
         names = list(dict.fromkeys(tasks))
         for name in names:
@@ -88,7 +86,7 @@ class OnnxModel:
 
 def run_session(
     session: Any, pixels: Tensor, tasks: Sequence[str], familiar: Sequence[str]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+) -> Computed:
     """Logits of the tasks, and familiarity of those that have such an output."""
     names = [*tasks, *map(familiarity_name, familiar)]
     array = pixels.detach().cpu().float().contiguous().numpy()
@@ -97,18 +95,13 @@ def run_session(
     return logits, dict(zip(familiar, found[len(tasks) :], strict=True))
 
 
-class TorchProgram:
+class TorchProgram(Engine):
     """An exported .pt2 file that can be run."""
 
     def __init__(self, path: Path) -> None:
         self._program = torch.export.load(path).module()
 
-    def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        return self.with_familiarity(pixels, tasks)[0]
-
-    def with_familiarity(
-        self, pixels: Tensor, tasks: Sequence[str]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
         outputs = self._program(pixels)
         known = {
             name: familiarity_name(name) for name in tasks if familiarity_name(name) in outputs

@@ -13,7 +13,7 @@ from engram.data.scenes import draw_scenes
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
-from engram.inference.engine import FamiliarityEngine, familiarity_name
+from engram.inference.engine import Engine, familiarity_name
 from engram.model import MemoryViT
 
 BATCHES = (1, 3, 8)  # sizes to try: any number of images must give the same answers
@@ -65,7 +65,7 @@ def by_output(
     return {**outputs, **{familiarity_name(name): own for name, own in familiarity.items()}}
 
 
-def all_outputs(engine: FamiliarityEngine, names: Sequence[str]) -> Forward:
+def all_outputs(engine: Engine, names: Sequence[str]) -> Forward:
     """An engine as a function of pixels alone."""
     return lambda pixels: by_output(*engine.with_familiarity(pixels, names))
 

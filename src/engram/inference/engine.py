@@ -1,15 +1,16 @@
 """Engines: pixels and task names in, outputs out.
 
-Evaluation, prediction, the service and exported files all answer through this one protocol, so
+Evaluation, prediction, the service and exported files all answer through this one class, so
 each of them works with the model itself and with an exported graph.
 """
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from engram.util.hub import PathOrHubId
 from engram.util.processes import ProcessGroup, dtype_for
 
 Route: TypeAlias = Sequence[Sequence[str]] | None  # the tasks of each image
+Computed: TypeAlias = tuple[dict[str, Tensor], dict[str, Tensor]]  # outputs, familiarity, by task
 
 
 def familiarity_name(task: str) -> str:
@@ -29,36 +31,22 @@ def familiarity_name(task: str) -> str:
     return f"{task}:familiarity"
 
 
-class Engine(Protocol):
-    """The outputs of a model that does not change any more."""
+class Engine(ABC):
+    """Computes the outputs of a model that does not change any more."""
 
-    def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        """Outputs by task ("base" is the backbone's own) for normalised pixels (b, 3, h, w).
+    @abstractmethod
+    def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
+        """Outputs and familiarity of `MemoryViT.with_familiarity`.
 
         They are where they were computed; `on_cpu` fetches them.
         """
 
-
-@runtime_checkable
-class FamiliarityEngine(Engine, Protocol):
-    """An engine that also knows how familiar images look to tasks."""
-
-    def with_familiarity(
-        self, pixels: Tensor, tasks: Sequence[str]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Outputs and familiarity of `MemoryViT.with_familiarity`."""
+    def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        """Outputs by task ("base" is the backbone's own) for normalised pixels (b, 3, h, w)."""
+        return self.with_familiarity(pixels, tasks)[0]
 
 
-def run_with_familiarity(
-    engine: Engine, pixels: Tensor, tasks: Sequence[str]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Outputs, and familiarity where the engine has it."""
-    if isinstance(engine, FamiliarityEngine):
-        return engine.with_familiarity(pixels, tasks)
-    return engine.run(pixels, tasks), {}
-
-
-class TorchEngine:
+class TorchEngine(Engine):
     """The model itself; with `exact`, every answer is bit for bit what it would be alone.
 
     It moves the model to `device`, if one is given. `precision` is the numeric precision of
@@ -84,7 +72,7 @@ class TorchEngine:
 
     def with_familiarity(
         self, pixels: Tensor, tasks: Sequence[str], route: Route = None
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    ) -> Computed:
         """Outputs and familiarity, as `MemoryViT.with_familiarity`."""
         known = (self.model.task(name).statistics for name in tasks)
         if route is None and all(statistics is None for statistics in known):
@@ -149,7 +137,7 @@ def on_cpu(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: output.float().cpu() for name, output in outputs.items()}
 
 
-class OneByOne:
+class OneByOne(Engine):
     """Runs an engine on one image at a time.
 
     In an exported file the heads of all images are one product, whose last bits depend on how many
@@ -159,19 +147,12 @@ class OneByOne:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        return self.with_familiarity(pixels, tasks)[0]
-
-    def with_familiarity(
-        self, pixels: Tensor, tasks: Sequence[str]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
         single = torch.split(pixels, 1)
-        return join_images([run_with_familiarity(self.engine, one, tasks) for one in single], tasks)
+        return join_images([self.engine.with_familiarity(one, tasks) for one in single], tasks)
 
 
-def join_images(
-    parts: Sequence[tuple[dict[str, Tensor], dict[str, Tensor]]], tasks: Sequence[str]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def join_images(parts: Sequence[Computed], tasks: Sequence[str]) -> Computed:
     """Outputs and familiarity of single images as those of a batch."""
     outputs, familiarity = (
         {n: torch.cat([part[i][n] for part in parts]) for n in tasks if n in parts[0][i]}

@@ -12,7 +12,7 @@ from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.inputs import ImageInput, decodable, image_name, is_one_image, list_images
 from engram.images.views import evaluation_view
-from engram.inference.engine import Engine, TorchEngine, on_cpu, run_with_familiarity, stack_views
+from engram.inference.engine import Engine, TorchEngine, on_cpu, stack_views
 from engram.model import MemoryViT
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
@@ -100,7 +100,7 @@ def predict(
                 results[-1]["error"] = str(error)
         if views:
             pixels = stack_views(views, model.preprocessing, team.device)
-            outputs, familiarity = map(on_cpu, run_with_familiarity(engine, pixels, names))
+            outputs, familiarity = map(on_cpu, engine.with_familiarity(pixels, names))
             for i, result in enumerate(good):
                 own = {name: output[i] for name, output in outputs.items()}
                 result["tasks"], problem = answers_about(model, own, top_k)

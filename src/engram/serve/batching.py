@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from engram.inference.engine import familiarity_name, run_with_familiarity, stack_views
+from engram.inference.engine import familiarity_name, stack_views
 from engram.serve.catalogue import Snapshot
 from engram.serve.limits import Shares
 from engram.serve.outputs import (
@@ -257,5 +257,5 @@ def forward_views(
     if own is snapshot.engine:
         outputs, familiarity = own.with_familiarity(pixels, names, route)
     else:
-        outputs, familiarity = run_with_familiarity(snapshot.engine, pixels, names)
+        outputs, familiarity = snapshot.engine.with_familiarity(pixels, names)
     return outputs | {familiarity_name(name): values for name, values in familiarity.items()}

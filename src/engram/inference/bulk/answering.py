@@ -22,7 +22,6 @@ from engram.inference.engine import (
     MakeEngine,
     TorchEngine,
     on_cpu,
-    run_with_familiarity,
     torch_engine,
 )
 from engram.inference.predict import answers_about, shown_familiarity
@@ -159,7 +158,7 @@ class Answerer:
         names, settings = self.questions.names, self.questions.settings
         views = torch.from_numpy(np.stack([batch[i].view for i in good]))  # type: ignore[misc]
         pixels = normalise(to_device(views, self.model.device), self.preprocessing)
-        outputs, familiarity = map(on_cpu, run_with_familiarity(self.engine, pixels, names))
+        outputs, familiarity = map(on_cpu, self.engine.with_familiarity(pixels, names))
         vectors = on_cpu(self.model.embed(pixels)) if settings.embed else {}
         for place, i in enumerate(good):
             row = rows[i]
