@@ -20,10 +20,8 @@ def without_local_paths(engram: Engram, backbone: str | None = None) -> tuple[En
     """The engram with paths of this machine shortened to their last part.
 
     Only the source of the backbone, the recipe and the metrics can hold such paths, and the content
-    hash covers none of them. `backbone` is recorded as the backbone's source, if it is given.
-
-    Returns:
-        The engram, and one sentence for every change.
+    hash covers none of them. `backbone` is recorded as the backbone's source, if it is given. Also
+    gives one sentence for every change.
     """
     name, changes = engram.spec.name, list[str]()
     source = engram.backbone.source

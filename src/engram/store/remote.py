@@ -125,10 +125,7 @@ def fetch_engrams(address: HubAddress) -> tuple[Path, list[str]]:
     """Download and verify the engrams of a repository, or the one file that the address names.
 
     The card and the manifest are downloaded first. They list the engrams, so that no other weights
-    are downloaded.
-
-    Returns:
-        The folder in the cache, and the names of the engrams in it.
+    are downloaded. Gives the folder in the cache, and the names of the engrams in it.
     """
     lists = (CARD, MANIFEST)
     folder = hub.fetch(address.repo, lists, address.revision, may_be_path=False)

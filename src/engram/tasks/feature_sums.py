@@ -121,15 +121,9 @@ class FeatureSums:
         """Logits of heads that have not learned from the image they answer for, and the labels.
 
         Without an image, the covariance within classes changes by a matrix of rank one (Sherman and
-        Morrison, 1950). The temperature is that of the head for all images.
-
-        Args:
-            features: Of images that are part of the sums, (b, d).
-            labels: The numbers of their classes, (b).
-
-        Returns:
-            Logits (images, c) and labels of the images whose class has another one: for the others
-            no answer could be right.
+        Morrison, 1950). The temperature is that of the head for all images. They are part of the
+        sums, with features (b, d) and labels (b). Those that are alone in their class are left
+        out: for them no answer could be right.
         """
         several = self.images[labels] > 1
         x, labels = features[several].double().cpu(), labels[several]
@@ -158,12 +152,8 @@ class FeatureSums:
         """The squared distance of an image from the mean of one image of its class.
 
         That much over the number of its images a class looks further away than it is, so that
-        classes with few images would hardly ever be answered.
-
-        Args:
-            within: The trace of the scatter within classes.
-            spread: That of the scatter of all images.
-            images: Their number.
+        classes with few images would hardly ever be answered. `within` and `spread` are the traces
+        of the scatter within classes and of all images, which are so many.
         """
         free, variance = images - len(self.images), spread / images
         noise = (within + USUAL_IMAGES * USUAL_SHARE * variance) / (free + USUAL_IMAGES)
@@ -174,12 +164,8 @@ class FeatureSums:
         """The temperature of logits, which count correlated features as if each was evidence.
 
         It is the number of features over that of independent ones: the participation ratio of the
-        covariance of all images, seen through the inverse of the one that the head uses. The fewer
-        images a class has, the less its mean is known.
-
-        Args:
-            factor: The Cholesky factor of the covariance.
-            within: The scatter within classes.
+        covariance of all images, seen through the inverse of the one that the head uses, whose
+        Cholesky factor is given. The fewer images a class has, the less its mean is known.
         """
         away = self._means() - self.sums.sum(0) / self._total
         whole = (within + (away * self.images[:, None]).mT @ away) / self._total

@@ -22,8 +22,7 @@ def devices() -> list[str]:
 def device_for(name: str = "auto") -> torch.device:
     """The device of this name; an EngramError that lists what is there if it is not.
 
-    Args:
-        name: `auto`, `cpu`, or a kind of accelerator, with a number where there are several.
+    It is `auto`, `cpu`, or a kind of accelerator, with a number where there are several.
     """
     here = devices()
     if name == "auto":

@@ -115,15 +115,9 @@ def _check_regular_file(path: str | Path, target: Path) -> None:
 
 
 def check_writable(path: str | Path, other: str = "path", parents: bool = False) -> None:
-    """Check that a file can be written there later, before work is spent on it.
+    """Refuse a path where no file can be written later, before work is spent on it.
 
-    Args:
-        path: The file.
-        other: What the error message asks for instead.
-        parents: Whether to create missing folders.
-
-    Raises:
-        EngramError: The file cannot be written.
+    The error message asks for another `other`. With `parents`, missing folders are created.
     """
     target = Path(os.path.realpath(path))
     _check_regular_file(path, target)

@@ -151,20 +151,12 @@ def fetch(
     may_be_path: bool = True,
     progress: Progress | None = None,
 ) -> Path:
-    """Download files of a repository into the local cache.
+    """Download files of a repository, by names or patterns, into the local cache: the folder there.
 
-    Files that are in the cache are not downloaded again, and are found without a network.
-
-    Args:
-        repo: The repository, owner/name.
-        files: Names or patterns of the files.
-        revision: A branch, tag or commit.
-        ignore: Patterns of files to leave out.
-        may_be_path: Whether `repo` could have been meant as a path, for the error message.
-        progress: Called with the bytes so far, in place of the bars of huggingface_hub.
-
-    Returns:
-        The folder in the cache. Files that the repository does not have are missing in it.
+    Files that are in the cache are not downloaded again, and are found without a network. Files
+    that the repository does not have are missing in the folder. `may_be_path` says, for the error
+    message, that `repo` could have been meant as a path. `progress` is told the bytes so far, in
+    place of the bars of huggingface_hub.
     """
     try:
         return Path(

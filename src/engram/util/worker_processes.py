@@ -13,11 +13,7 @@ _PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process when its parent is gone, whatever ended it: SIGKILL leaves no word.
-
-    Args:
-        parent: The process id of the one that asked for this process, as it saw it.
-    """
+    """End this process when the one that asked for it, `parent`, is gone, even by SIGKILL."""
     import ctypes  # here: the command line needs neither
     import multiprocessing
 

@@ -63,17 +63,9 @@ def predict_to(
     whatever way, the same call continues with the parts that are missing. A table that is in place
     is complete, and only `overwrite` replaces it.
 
-    Args:
-        model: The model.
-        sources: Folders, tables, archives, lists of paths or images; see `sources.py`.
-        out: A file (`.parquet`, `.jsonl` or `.csv`), or a folder that keeps the parts as parquet.
-        settings: The columns of the table, and how the work is divided.
-        tasks: The tasks to answer; by default all.
-        masks: A folder for masks and heat maps; without it only areas and scores are written.
-        overwrite: Replace what is there instead of continuing it.
-        answering: Answers batches: in this process, or on a cluster.
-        make_engine: Makes the engine of the settings; by default the model itself.
-        progress: Told how many images are done.
+    `out` is a file (`.parquet`, `.jsonl` or `.csv`), or a folder that keeps the parts as parquet.
+    `masks` is a folder for masks and heat maps; without it only areas and scores are written.
+    `answering` answers batches in this process, or on a cluster.
 
     Raises:
         EngramError: A source cannot be read, or what is there belongs to another job.
