@@ -15,8 +15,7 @@ from engram import EngramError, MemoryViT, random_backbone, save_backbone
 from engram.backbones.load import load_backbone
 from engram.images.preprocessing import Preprocessing
 from engram.inference.engine import load_model
-from engram.store import bundles
-from engram.store.bundles import is_bundle, read_bundle, read_engrams
+from engram.store.bundles import MAX_OLDER, is_bundle, read_bundle, read_engrams
 from engram.store.compose import BundleChanged, add_to_bundle, compose, roll_back, update_bundle
 from engram.store.engram import Engram
 from engram.store.format import read_engram, write_engram
@@ -219,14 +218,13 @@ def test_a_task_that_came_meanwhile_is_not_lost(
 ) -> None:
     """A service attaches a task after compose has read the bundle."""
     out = compose([paths["a"]], tmp_path / "out").folder
-    read = bundles.read_engrams
 
     def then_attached(sources: list[Path]) -> tuple[Engram, ...]:
-        found, old = read(sources), read_bundle(out)
-        bundles.update_bundle(old, old.plus(read_engram(paths["b"])))
+        found, old = read_engrams(sources), read_bundle(out)
+        update_bundle(old, old.plus(read_engram(paths["b"])))
         return found
 
-    monkeypatch.setattr(bundles, "read_engrams", then_attached)
+    monkeypatch.setattr("engram.store.compose.read_engrams", then_attached)
     assert "task b would" in refusal([out, paths["c"]], out)
     assert [e.spec.name for e in read_bundle(out).engrams] == ["a", "b"]
 
@@ -418,7 +416,7 @@ def test_older_versions_are_kept_up_to_a_limit_and_go_with_their_task(
     contents = [engram.content for engram in versions]
     bundle = read_bundle(folder)
     kept = [version.content for version in bundle.older["b"]]
-    assert kept == contents[-2 : -2 - bundles.MAX_OLDER : -1]
+    assert kept == contents[-2 : -2 - MAX_OLDER : -1]
     names = {path.name for path in (folder / "versions").iterdir()}
     assert names == {f"b-{content[:16]}.safetensors" for content in kept}
     # Back to the last, and to any; what they replace is kept, too.
