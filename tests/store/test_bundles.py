@@ -478,7 +478,7 @@ def test_a_file_that_was_replaced_before_its_manifest_is_read_from_its_copy(
             raise KeyboardInterrupt
         write_atomically(path, data)
 
-    monkeypatch.setattr(bundles, "write_atomically", killed)
+    monkeypatch.setattr("engram.store.compose.write_atomically", killed)
     with pytest.raises(KeyboardInterrupt):
         update_bundle(old, new)
     monkeypatch.undo()
