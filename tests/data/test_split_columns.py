@@ -83,7 +83,7 @@ def test_other_columns_divide_nothing(pictures: Path, column: str, cells: list[A
 def test_columns_that_contradict_each_other_are_asked_about(pictures: Path) -> None:
     fold = ["train"] * 4 + ["test"] * 2
     path = table(pictures, fold=fold, is_test=[1, 1, 0, 0, 0, 0])
-    sentence = r"'fold' and 'is_test' say different .* --split-column fold .*--split-column none"
+    sentence = r"'fold' and 'is_test' say different .* split_column='fold'.* split_column='none'"
     with pytest.raises(EngramError, match=sentence):
         load(path)
     assert sizes(load(path, split_column="fold")) == {"train": 4, "test": 2}

@@ -36,6 +36,7 @@ from engram.methods import Method
 from engram.tasks.kind import IGNORED
 from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec
+from engram.util.flag_names import flag
 from engram.util.text import counted
 
 
@@ -358,7 +359,7 @@ def _no_split(name: str, split: str, available: Iterable[str]) -> str:
     sentence = f"{name} has no {split} split; it has {' and '.join(there)}"
     others = [other for other in there if other != "train"]
     if others and split != "train":
-        return f"{sentence}. Choose with --split {others[0]} (split={others[0]!r} in Python)."
+        return f"{sentence}. Choose with {flag('split', others[0])}."
     return f"{sentence}."
 
 

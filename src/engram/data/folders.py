@@ -25,6 +25,7 @@ from engram.data.source import (
 from engram.errors import EngramError, Notice
 from engram.images.decode import HEIC_NEEDS, HEIC_SUFFIXES, can_read_heic, image_size
 from engram.images.masks import Legend, read_mask
+from engram.util.flag_names import flag
 from engram.util.text import counted
 
 SUFFIXES = (
@@ -53,7 +54,7 @@ def read_class_folders(root: Path, request: DataRequest) -> FoundData:
     if [path.name for path in subfolders] == ["images", "masks"]:
         raise EngramError(
             f"{root} has the folders images/ and masks/, as data for segmentation has; give "
-            "--kind segmentation (kind= in Python), or rename them if they are two classes."
+            f"{flag('kind', 'segmentation')}, or rename them if they are two classes."
         )
     splits = {path.name: path for path in subfolders if usual_split(path.name)}
     others = [path.name for path in subfolders if path.name not in splits]

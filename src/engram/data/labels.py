@@ -24,6 +24,7 @@ from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.masks import MASK_VALUES, Legend, read_mask
 from engram.tasks.kind import IGNORED
+from engram.util.flag_names import flag
 from engram.util.text import counted, join_names, printable
 
 Names: TypeAlias = Sequence[str]
@@ -55,8 +56,7 @@ def find_column(
         usual = [by_name[name] for name in USUAL_COLUMNS[role] if name in by_name]
         if usual or not needed:
             return usual[0] if usual else ""
-        image = role == "image"
-        option = "--image-column (image= in Python)" if image else "--label (label= in Python)"
+        option = "--image-column (image= in Python)" if role == "image" else flag("label")
         names = ", ".join(USUAL_COLUMNS[role])
         hint = f"; name one of them with {option}, or rename it to one of {names}"
     there = join_names([printable(str(column), 60) for column in columns], 20)

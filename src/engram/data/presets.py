@@ -24,6 +24,7 @@ from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.util.documents import MAX_BYTES, load_json
 from engram.util.files import open_regular
+from engram.util.flag_names import flag
 from engram.util.optional import require
 from engram.util.text import first_line, printable
 
@@ -91,8 +92,8 @@ def _divide(
     if len(tables) > 1:
         if request.split_column not in (None, NO_COLUMN):
             raise EngramError(
-                f"{source} has the splits {', '.join(tables)}, so --split-column (split_column= in "
-                "Python) has no meaning; leave it out."
+                f"{source} has the splits {', '.join(tables)}, so {flag('split_column')} has no "
+                "meaning; leave it out."
             )
         return None
     (table,) = tables.values()

@@ -15,6 +15,7 @@ from typing import Any
 from engram.data.labels import find_column, truth
 from engram.data.source import DataRequest, match_splits, usual_split
 from engram.errors import EngramError
+from engram.util.flag_names import flag
 
 #: The value of `--split-column` for a table without splits, whatever its columns look like.
 NO_COLUMN = "none"
@@ -53,9 +54,9 @@ def divide_rows(
         return None
     if given is not None:
         column = find_column(source, available, "split", given)
-        flag = None if request.split_names else _read_flag(column, cells(column))
-        if flag is not None:
-            return _combined(source, {column: flag})
+        marked = None if request.split_names else _read_flag(column, cells(column))
+        if marked is not None:
+            return _combined(source, {column: marked})
         return _named(source, column, cells(column), request.split_names)
     free = [column for column in available if column not in taken]
     usual = find_column(source, free, "split", None, needed=False)
@@ -66,8 +67,8 @@ def divide_rows(
         if _holds_names(values):
             _refuse_gaps(source, column, values, usual)
             found.append(_named(source, column, values, {}))
-        elif (flag := _read_flag(column, values)) is not None:
-            flags[column] = flag
+        elif (marked := _read_flag(column, values)) is not None:
+            flags[column] = marked
     if flags:
         found.append(_combined(source, flags))
     if not found:
@@ -77,8 +78,8 @@ def divide_rows(
         raise EngramError(
             f"{source}: the columns {', '.join(map(repr, names))} and {last!r} say different "
             "things about which rows are for training and which for test; choose one with "
-            f"--split-column {names[0]} (split_column= in Python), or --split-column {NO_COLUMN} "
-            "if none of them does."
+            f"{flag('split_column', names[0])}, or none of them with "
+            f"{flag('split_column', NO_COLUMN)}."
         )
     return found[0]
 
@@ -104,9 +105,8 @@ def _refuse_gaps(source: str, column: str, cells: Sequence[Any], usual: str) -> 
     if empty and column != usual:
         raise EngramError(
             f"{source}: the column {column!r} names splits, but is empty in {empty:,} of "
-            f"{len(cells):,} rows; fill it in, or give --split-column {column} (split_column= in "
-            f"Python) to leave these rows out, or --split-column {NO_COLUMN} if it is about "
-            "something else."
+            f"{len(cells):,} rows; fill it in, give {flag('split_column', column)} to leave these "
+            f"rows out, or {flag('split_column', NO_COLUMN)} if it is about something else."
         )
 
 
@@ -149,7 +149,7 @@ def _combined(source: str, flags: Mapping[str, tuple[str, list[bool]]]) -> Divis
             raise EngramError(
                 f"{source}, row {len(rows) + 1} is marked for {' and '.join(sorted(true))} by the "
                 f"columns {' and '.join(flags)}; mark every row once, or choose a column with "
-                f"--split-column {next(iter(flags))} (split_column= in Python)."
+                f"{flag('split_column', next(iter(flags)))}."
             )
         rows.append(true.pop() if true else rest)
     return Division(rows, tuple(flags))
