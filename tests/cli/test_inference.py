@@ -61,7 +61,7 @@ def test_eval_names_the_split_that_there_is(work: Path, capsys: Output) -> None:
             (work / "photos" / split / name).mkdir(parents=True)
             Image.new("RGB", (16, 16), name).save(work / "photos" / split / name / "0.png")
     command = ("eval", "old.safetensors", "--data", "photos", "--workers", 0, "--json")
-    sentence = "photos has no test split; it has train and val. Choose with --split val "
+    sentence = "photos has no test split; it has train and val. Choose with --split val"
     assert_refused(sentence, run(*command), capsys)
     assert run(*command, "--split", "val") == 0
     assert document(capsys)["old"]["images"] == 3
