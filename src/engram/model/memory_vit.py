@@ -456,11 +456,7 @@ class MemoryViT(nn.Module):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Answer tasks as a call of the model does, and say how familiar the images look to each.
 
-        Args:
-            pixels: Normalised pixels (images, 3, height, width).
-            tasks: The tasks to answer, as in a call of the model.
-            exact: As in a call of the model.
-            route: As in a call of the model: what each image is asked for.
+        The arguments are those of a call of the model.
 
         Returns:
             The outputs by task name, and the familiarity (images) of the tasks that keep
