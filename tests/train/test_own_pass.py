@@ -72,29 +72,33 @@ def test_one_that_is_better_is_kept_and_learns_from_all_images(
     assert not list((tmp_path / "t.run").glob("variant-*"))
 
 
-@pytest.mark.parametrize("phase", [1, 4], ids=["memory", "again"])
 def test_an_interrupted_run_ends_as_if_it_had_not_been(
-    phase: int, model: MemoryViT, splits: Splits, tmp_path: Path, never_a_tie: None
+    model: MemoryViT, splits: Splits, tmp_path: Path, never_a_tie: None
 ) -> None:
+    """Stopped while the first with a pass of its own trains, or while the best trains again."""
     recipe = QUICK.but(checkpoint_seconds=0)
-    out, wanted = (tmp_path / f"{name}.safetensors" for name in "tw")
-    engram.auto(MemoryViT(model.backbone), "t", splits, recipe, out=wanted, own_pass=True)
-    steps = [0]  # a training begins where they fall
 
-    def stopping(what: str, done: int, total: int, note: str = "") -> None:
-        if what.endswith("training"):
-            steps.append(done)
-            began = sum(after < before for before, after in itertools.pairwise(steps))
-            if began == phase and done == 2:
-                raise KeyboardInterrupt
+    def auto(out: str, **options: Any) -> Path:
+        path, own = tmp_path / out, MemoryViT(model.backbone)
+        engram.auto(own, "t", splits, recipe, out=path, own_pass=True, **options)
+        return path
 
-    with pytest.raises(KeyboardInterrupt):
-        engram.auto(
-            MemoryViT(model.backbone), "t", splits, recipe,
-            out=out, own_pass=True, progress=stopping,
-        )  # fmt: skip
-    engram.auto(model, "t", splits, recipe, out=out, own_pass=True, resume=True)
-    assert engram.inspect(out).content == engram.inspect(wanted).content
+    wanted = engram.inspect(auto("w.safetensors")).content
+    for phase in (1, 4):
+        steps = [0]  # a training begins where they fall
+
+        def stopping(
+            what: str, done: int, total: int, note: str = "", *, steps: Any = steps, at: int = phase
+        ) -> None:
+            if what.endswith("training"):
+                steps.append(done)
+                began = sum(after < before for before, after in itertools.pairwise(steps))
+                if began == at and done == 2:
+                    raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            auto(f"{phase}.safetensors", progress=stopping)
+        assert engram.inspect(auto(f"{phase}.safetensors", resume=True)).content == wanted
 
 
 def test_the_first_fold_has_its_images_alone(splits: Splits) -> None:
