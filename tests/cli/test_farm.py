@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from rich.console import Console
 from tests.support.commands import Output, assert_refused, document, fit, run
 from tests.support.farming import FOLDER, jobs_file, plan_of
+from tests.support.waiting import wait_until
 
 import engram
 from engram.cli.farm_command import JobTable
@@ -47,11 +47,9 @@ def test_a_farm_that_was_killed_goes_on_where_it_was(work: Path, capsys: Output)
     path = jobs_file(f"[jobs.a]\n[jobs.b]\n{SLOW}")
     command = [sys.executable, "-m", "engram", "farm", str(path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as farm:
-        until = time.monotonic() + 120
-        while not (FOLDER / "b.run" / "checkpoint.safetensors").exists():
-            assert farm.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        checkpoint = FOLDER / "b.run" / "checkpoint.safetensors"
+        wait_until(lambda: checkpoint.exists() or farm.poll() is not None)
+        assert farm.poll() is None
         farm.send_signal(signal.SIGKILL)
         assert farm.stderr is not None
         said = farm.stderr.read()

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import socket
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -21,6 +20,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 from tests.support.nursery import Nursery
 from tests.support.serving import Launch, Server
+from tests.support.waiting import FUSE, wait_until
 from uvicorn.server import ServerState
 
 from engram.serve.connections import ConnectionLimits, ServiceProtocol
@@ -59,7 +59,7 @@ def connecting(talk: Callable[[Connect, asyncio.Event], Awaitable[None]], *limit
         async def connect(source: str) -> Stream:
             return await asyncio.open_connection(*address, local_addr=(source, 0))
 
-        async with server, asyncio.timeout(30):
+        async with server, asyncio.timeout(FUSE):
             await talk(connect, answering)
             for connection in tuple(state.connections):
                 connection.transport.abort()
@@ -165,13 +165,6 @@ def descriptors(server: Server) -> int:
     return len(os.listdir(f"/proc/{server.running.pid}/fd"))
 
 
-def eventually(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_idle_connections_beyond_the_descriptors_stop_nobody(bundle: Path, launch: Launch) -> None:
     server = launch(bundle, nofile=(64, 400))
     assert 50 < server.document["connections"] < 400
@@ -180,7 +173,7 @@ def test_idle_connections_beyond_the_descriptors_stop_nobody(bundle: Path, launc
         for source in (PROXY, CLIENT, OTHER):
             assert healthy(server, source)
         assert descriptors(server) < 400
-    eventually(lambda: descriptors(server) <= before + 1)
+    wait_until(lambda: descriptors(server) <= before + 1)
     assert server.stop() == 0
     lines = server.running.stderr.splitlines()
     assert all("/healthz 200" in line for line in lines), lines
@@ -210,7 +203,7 @@ def test_an_error_that_comes_again_and_again_is_logged_once(bundle: Path, launch
     few = (descriptors(server) + 3, limits[1])
     resource.prlimit(server.running.pid, resource.RLIMIT_NOFILE, few)
     with held(server, 200):
-        eventually(lambda: "accept" in server.running.stderr)
+        wait_until(lambda: "accept" in server.running.stderr)
     resource.prlimit(server.running.pid, resource.RLIMIT_NOFILE, limits)
     assert healthy(server)
     server.stop()
@@ -228,6 +221,6 @@ def test_answers_that_are_not_read_do_not_hold_their_connections(
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect((address.hostname, address.port))
             connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200)
-        eventually(lambda: descriptors(server) > before + 2)
-        eventually(lambda: descriptors(server) <= before)
+        wait_until(lambda: descriptors(server) > before + 2)
+        wait_until(lambda: descriptors(server) <= before)
     server.stop()

@@ -12,6 +12,7 @@ import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
+from tests.support.waiting import FUSE
 from uvicorn.server import ServerState
 
 from engram.serve.connections import ConnectionLimits, ServiceProtocol
@@ -40,7 +41,7 @@ def talk(words: Talk, seconds: float) -> None:
         loop, state = asyncio.get_running_loop(), ServerState()
         protocol = partial(ServiceProtocol, LIMITS, config, server_state=state, app_state={})
         server = await loop.create_server(protocol, "127.0.0.1", 0)
-        async with server, asyncio.timeout(30):
+        async with server, asyncio.timeout(FUSE):
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             await words(reader, writer)
             writer.close()
@@ -112,7 +113,7 @@ def test_a_request_that_ends_too_early_is_not_waited_for() -> None:
     async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n12")
         writer.write_eof()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             assert b"200" not in await reader.read()
 
     talk(cut, 20)

@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from tests.support.engrams import familiar
 from tests.support.serving import AUTH, TOKEN, Launch, Server, World, picture
+from tests.support.waiting import FUSE
 from tests.support.web import BRIGHTNESS
 
 from engram import MemoryViT, load_backbone, random_backbone, save_backbone
@@ -53,7 +54,7 @@ class Seen:
             viewport={"width": width, "height": height}, color_scheme=scheme
         )
         self.page = self.context.new_page()
-        self.page.set_default_timeout(60_000)
+        self.page.set_default_timeout(1000 * FUSE)
         self.console: list[str] = []
         self.elsewhere: list[str] = []
         self.page.on("console", lambda message: self.console.append(message.text))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 from tests.support.serving import Launch, Server, World
+from tests.support.waiting import wait_until
 
 from benchmarks.serve.malformed import request
 from engram.serve.problems import Problem
@@ -127,10 +127,7 @@ def test_the_service_stops_writing_when_a_client_leaves(
         client.sendall(request("POST", path, head + pixels, kind, length))
         assert client.recv(12) == b"HTTP/1.1 200"
         assert queued(server) == 1024  # nobody reads what would be ten megabytes
-    deadline = time.monotonic() + 60
-    while queued(server):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: queued(server) == 0)
     assert server.stop() == 0
     assert "Traceback" not in server.running.stderr
 
