@@ -49,6 +49,12 @@ SETS = (
 SIZES = (2, 5, 10, 20, 50)  # images a class
 RECORDS = RESULTS / "small.jsonl"
 STRANGERS = 40  # images of every other dataset
+#: Backbones by the name of their file or folder.
+TITLES = {
+    "timm.safetensors": "ViT-Ti/16",
+    "dinov2_small": "DINOv2-small",
+    "clip_vit_base_patch16": "ViT-B/16 of CLIP, restored from int8",
+}
 RECIPE = engram.Recipe(workers=0)
 
 
@@ -244,7 +250,9 @@ def lines(found: Sequence[dict[str, Any]]) -> list[str]:
             kept[one["regime"]] += 1
         chosen = ", ".join(f"{name} {count}" for name, count in sorted(kept.items()))
         sets = ", ".join(sorted({one["dataset"] for one in own}))
-        text += ["", f"## {backbone}", "", f"Datasets: {sets}. Kept: {chosen}.", ""]
+        draws = len({one["draw"] for one in own})
+        text += ["", f"## {TITLES.get(backbone, backbone)}", ""]
+        text += [f"Datasets: {sets}. Draws: {draws}. Kept: {chosen}.", ""]
         text += markdown_table(("", *titles), rows)
     return text
 
@@ -271,7 +279,7 @@ def whole_lines(found: Sequence[dict[str, Any]]) -> list[str]:
         regrets = f"{100 * mean([regret(one) for one in own]):.2f}"
         rows.append(["mean", "", *(f"{100 * a:.1f}" for a in average), "", regrets, ""])
         titles = ("dataset", "images", "auto", *regimes, "kept", "regret", "CPU seconds")
-        text += ["", f"## {backbone}", "", *markdown_table(titles, rows)]
+        text += ["", f"## {TITLES.get(backbone, backbone)}", "", *markdown_table(titles, rows)]
     return text
 
 
@@ -319,7 +327,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "candidate on test minus the chosen one, in points; seconds are those of one core, from "
         "the cache."
     ]
-    write_report("backbones", "Backbones", [*whole, *whole_lines(kept)])
+    if any(not one["each"] for one in kept):
+        write_report("backbones", "Backbones", [*whole, *whole_lines(kept)])
 
 
 if __name__ == "__main__":
