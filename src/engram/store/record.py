@@ -1,4 +1,4 @@
-"""What the header of an engram records of it, for people: metrics, recipe and lineage.
+"""Records in the header of an engram, for people: metrics, recipe and lineage.
 
 Metrics and recipe of a stranger's file may be anything that JSON can hold.
 """

@@ -1,4 +1,4 @@
-"""What a solved head sees of an image: columns of all layer statistics, and their scales."""
+"""Columns of all layer statistics that a solved head sees of an image, and their scales."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Columns:
 
     @classmethod
     def for_task(cls, task: Task, backbone: ViT) -> Columns:
-        """Those of the head input of a task: a readout of everything, or the pooled token."""
+        """Columns of the head input of a task: a readout of everything, or the pooled token."""
         if Needs.STATISTICS not in task.method.needs:
             return cls(task.head.in_features)
         config = backbone.config
