@@ -61,7 +61,7 @@ def test_a_job_may_extend_another_which_then_comes_first(work: Path) -> None:
         ("[jobs.a]\ndata = 3\n", ["Job a: data is 3"]),
         ('[jobs.a]\ndata = ""\n', ["Job a: it has no data"]),
         ("[jobs.a]\nbundle = 3\n", ["Job a: bundle is 3"]),
-        ("[jobs.A]\n", ["Job A: its name is 'A'"]),
+        ("[jobs.A]\n", ["Job A: 'A' cannot name a task"]),
         ("[jobs.a]\nseeds = 0\n", ["Job a: seeds is 0", "at least 1"]),
         ('[jobs.a]\nregime = "no"\n', ["Job a: ", "no regime 'no'", "masked"]),
         ('[jobs.a]\ncells = "x"\n', ["Job a: cells is 'x'"]),
