@@ -49,6 +49,9 @@ def test_fit_writes_a_report_beside_the_engram(
     if "uncalibrated_ece" in test:
         assert f"without it would be {test['uncalibrated_ece']:.2%}." in page
     assert "in nine of ten such cases" in page
+    val = document["metrics"]["val"]
+    assert f"{val['accuracy']:.2%}" != f"{val['held_out']:.2%}"
+    assert f"The answers for them have {val['held_out']:.2%}" in page
     assert "a curve may jump" in page  # auto trained several tasks
 
 

@@ -92,10 +92,15 @@ def _measured(result: AutoResult | Result | SweepResult, kind: Kind) -> str:
     low, high = (kind.shown(end) for end in metrics["interval"])
     folds = f", in {metrics['folds']} folds" if metrics["folds"] > 1 else ""
     learned = " Then it learned from all of them." if _learned_all(result) else ""
+    estimate, answered = (kind.shown(metrics[name]) for name in (kind.score, "held_out"))
+    corrected = (
+        f" The answers for them have {answered}; the estimate is for a task that learned from all "
+        "images, less what choosing the best on the same images flatters."
+    )
     return (
         f" From {metrics['images']:,} held-out images{folds}, its {kind.title} is estimated to be "
-        f"{kind.shown(metrics[kind.score])}, and in nine of ten such cases it is between {low} and "
-        f"{high}.{learned}"
+        f"{estimate}, and in nine of ten such cases it is between {low} and {high}."
+        f"{corrected if estimate != answered else ''}{learned}"
     )
 
 
