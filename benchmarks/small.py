@@ -135,7 +135,7 @@ class Bench:
 
     def _feed(self, model: engram.MemoryViT, names: Sequence[str], images: Dataset) -> Feed:
         both = Splits(images.name, images.classes, train=images, val=images)
-        return open_feed(model, names, both, RECIPE, self.team)
+        return open_feed(model, names, both, replace(RECIPE, precision="fp32"), self.team)
 
     def _answers(self, feed: Feed, names: Sequence[str]) -> tuple[dict[str, Tensor], Tensor]:
         found: dict[str, list[Tensor]] = {name: [] for name in names}

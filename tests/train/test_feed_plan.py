@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from engram import MemoryViT, Recipe, load_backbone
+from engram.backbones.shape import BackboneShape
 from engram.data.datasets import load
 from engram.methods import METHODS
+from engram.tasks.costs import backbone_macs
+from engram.train import feed_plan
 from engram.train.cache import row_bytes
 from engram.train.feed_plan import FeedPlan
 
@@ -59,3 +63,28 @@ def test_what_speaks_against_the_cache(small_backbone: Path, colours: Path) -> N
     assert full.reason_against() == "the regime changes the backbone's own tokens"
     small = plan_of(small_backbone, colours, Recipe(cache_gb=1e-6))
     assert str(small.too_large()).endswith("and cache_gb is 1e-06")
+
+
+@pytest.mark.parametrize(
+    ("precision", "has", "images", "dtype"),
+    [
+        ("auto", True, 59, torch.bfloat16),
+        ("auto", True, 60, torch.float32),  # the pass is not longer than that
+        ("auto", False, 59, torch.float32),
+        ("fp32", True, 59, torch.float32),
+    ],
+)
+def test_a_long_pass_is_computed_in_bf16_where_the_cpu_has_it(
+    precision: str,
+    has: bool,
+    images: int,
+    dtype: torch.dtype,
+    small_backbone: Path,
+    colours: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = plan_of(small_backbone, colours, Recipe(precision=precision))
+    shape, size = BackboneShape.measure(plan.model.backbone), plan.model.preprocessing.size
+    monkeypatch.setattr(feed_plan, "_LONG_PASS", images * backbone_macs(shape, size))
+    monkeypatch.setattr(feed_plan, "cpu_has_bf16", lambda: has)
+    assert plan.cache().dtype == dtype

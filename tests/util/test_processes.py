@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engram import EngramError
-from engram.util.processes import ProcessGroup, dtype_for, stoppable
+from engram.util.processes import ProcessGroup, cpu_has_bf16, dtype_for, stoppable
 
 CPU = torch.device("cpu")
 
@@ -55,6 +55,26 @@ def test_a_precision_is_tried_once_in_a_process(trials: Path) -> None:
     assert trials.read_text().splitlines() == ["trial"]
     assert dtype_for("fp16", CPU) == torch.float16
     assert trials.read_text().splitlines() == ["trial"] * 2
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "code", "has"),
+    [
+        ({"avx2": True, "avx512_bf16": True, "amx_bf16": False}, 0, True),
+        ({"avx2": True, "avx512_bf16": True, "amx_bf16": False}, 1, False),
+        ({"avx2": True, "avx512_bf16": False, "amx_bf16": False}, 0, False),
+    ],
+)
+def test_bf16_is_what_a_cpu_announces_and_survives(
+    capabilities: dict[str, bool],
+    code: int,
+    has: bool,
+    trials: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trials.with_name("python.code").write_text(str(code))
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert cpu_has_bf16() == has
 
 
 # Ctrl-C

@@ -84,5 +84,5 @@ def _cache_for(model: MemoryViT, splits: Splits, recipe: Recipe, dataset: Datase
         fits = plan.too_large() is None and plan.bytes <= 0.8 * room()
         smaller = plan.keeps == "all" and model.backbone.config.class_token  # has the same tokens
         if fits and not (dataset.split == "test" and smaller):
-            return Cache(model.backbone, model.preprocessing, keeps=plan.keeps)
+            return plan.cache()
     return Cache(model.backbone, model.preprocessing, keeps="statistics")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from engram.backbones.shape import BackboneShape
 from engram.data.datasets import Splits
 from engram.data.folds import Integers
@@ -12,10 +14,16 @@ from engram.data.loader import Transform, balanced, shuffled
 from engram.methods.forward import reads_tokens
 from engram.methods.method import Needs
 from engram.model import MemoryViT
+from engram.tasks.costs import backbone_macs
 from engram.tasks.spec import TaskSpec
-from engram.train.cache import Keeps, row_bytes, tokens_of
+from engram.train.cache import Cache, Keeps, View, row_bytes, tokens_of
 from engram.train.recipe import Recipe
 from engram.util.flag_names import flag
+from engram.util.processes import cpu_has_bf16, dtype_for
+
+#: Multiplications of a pass that is long enough for a trial of the CPU, which takes two seconds:
+#: 180 images on a DINOv2-small, 800 on a ViT-Ti.
+_LONG_PASS = 1e12
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,26 @@ class FeedPlan:
         n = tokens_of(backbone, self.model.preprocessing)
         return bool(streams) and not reads_tokens(backbone, n, tokens, passes=2)
 
+    def cache(self, view: View | None = None) -> Cache:
+        """The cache for these tasks, of images as they are or as augmentation shows them."""
+        model = self.model
+        dtype = self._pass_dtype
+        return Cache(model.backbone, model.preprocessing, view, keeps=self.keeps, dtype=dtype)
+
+    @property
+    def _pass_dtype(self) -> torch.dtype:
+        """The type that the pass which fills the cache computes in.
+
+        By default that is bf16 for a long pass on a CPU that has it: tasks learn as much from such
+        features (benchmarks/cache_precision.py).
+        """
+        backbone, auto = self.model.backbone, self.recipe.precision == "auto"
+        shape, size = BackboneShape.measure(backbone), self.model.preprocessing.size
+        macs = self._images * backbone_macs(shape, size)
+        if auto and backbone.device.type == "cpu" and macs > _LONG_PASS and cpu_has_bf16():
+            return torch.bfloat16
+        return dtype_for(self.recipe.precision, backbone.device)
+
     def reason_against(self) -> str | None:
         """Why the cache cannot be used, known from the settings alone; None if it can."""
         if not all(spec.method.shares_pass for spec in self.specs):
@@ -96,13 +124,18 @@ class FeedPlan:
         """The disk that all images take, those included that are stored already."""
         return self._bytes_of(self.keeps)
 
-    def _bytes_of(self, keeps: Keeps) -> int:
+    @property
+    def _images(self) -> int:
+        """Rows of the cache: images, and views of them."""
         images = len(self.splits["train"])
         if self.augment != "none":
-            images = images * self.recipe.views + len(self.splits.held_out)
-        elif self.splits.folds is None:  # else validation images are training images
+            return images * self.recipe.views + len(self.splits.held_out)
+        if self.splits.folds is None:  # else validation images are training images
             images += len(self.splits["val"])
-        return images * row_bytes(self.model.backbone, self.model.preprocessing, keeps)
+        return images
+
+    def _bytes_of(self, keeps: Keeps) -> int:
+        return self._images * row_bytes(self.model.backbone, self.model.preprocessing, keeps)
 
     def _fits(self, keeps: Keeps) -> bool:
         return self._bytes_of(keeps) <= self.recipe.cache_gb * 1e9

@@ -27,7 +27,7 @@ from engram.train.feed_plan import FeedPlan
 from engram.train.recipe import Recipe
 from engram.util.devices import to_device
 from engram.util.flag_names import flag
-from engram.util.processes import ProcessGroup, dtype_for
+from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, counter, silent
 from engram.util.text import storage
 
@@ -170,7 +170,7 @@ class CacheFeed:
             ]
         both = [*self._train_contents, *self._val_contents]
         self.contents = sha256("\n".join(both).encode()).hexdigest()
-        self._plain = self._cache()
+        self._plain = self.plan.cache()
         self.views = [self._plain] if self.plan.augment == "none" else self._augmented_views()
         self._stores = [(cache, self.train, self._train_contents) for cache in self.views]
         self._stores.append((self._plain, self.val, self._val_contents))
@@ -184,12 +184,7 @@ class CacheFeed:
         of = sha256("".join(self._train_contents).encode()).hexdigest()
         given = self.plan.augment, self.plan.splits.flip, self.recipe.min_area
         seed, views = self.recipe.data_seed, self.recipe.views
-        return [self._cache(View(*given, seed, number, of)) for number in range(views)]
-
-    def _cache(self, view: View | None = None) -> Cache:
-        dtype = dtype_for(self.recipe.precision, self.team.device)
-        backbone, preprocessing = self.model.backbone, self.model.preprocessing
-        return Cache(backbone, preprocessing, view, keeps=self.plan.keeps, dtype=dtype)
+        return [self.plan.cache(View(*given, seed, number, of)) for number in range(views)]
 
     def _absent(self) -> dict[Cache, set[str]]:
         """Hashes of images that are not stored yet, by cache."""

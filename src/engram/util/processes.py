@@ -132,6 +132,19 @@ def dtype_for(precision: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
+def cpu_has_bf16() -> bool:
+    """Whether this CPU has instructions for bf16, and a trial of them does not end badly.
+
+    False where several processes share a run: their CPUs may differ, and their results may not.
+    """
+    if distributed.is_available() and distributed.is_initialized():
+        return False
+    # an older torch does not say
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    announced = any(value for name, value in capabilities.items() if name.endswith("bf16"))
+    return announced and not _try_on_cpu(sys.executable, "bfloat16")
+
+
 @cache
 def _try_on_cpu(python: str, dtype: str) -> int:
     """The exit code of a process that computes in this type: a sweep asks for every variant."""
