@@ -278,7 +278,7 @@ function showAttention() {
   drawCards();
   drawHeatmap();
   if (changed) by("stage").scrollIntoView({ block: "nearest" }); // on a phone it is far above
-  announce(`Attention of ${task}. Press Escape to close.`);
+  announce(`${by("attention-title").textContent}. Press Escape to close.`);
 }
 
 function layerName(number, pooled) {
