@@ -68,15 +68,15 @@ def comparisons(plan: Plan) -> list[Comparison]:
     if not plan.real:
         return [Comparison("pico", "pico", plan.photographs, (MASKED, AUTO))]
     vit, few = ("ViT-Ti/16", str(BACKBONE)), 300
-    half = Run("engram fit, auto, --precision bf16", ("--precision", "bf16"))
-    dinov2 = Comparison("DINOv2-small", str(DINOV2_SMALL), 600, (AUTO, half))
+    full = Run("engram fit, auto, --precision fp32", ("--precision", "fp32"))
+    dinov2 = Comparison("DINOv2-small", str(DINOV2_SMALL), 600, (AUTO, full))
     folds = tuple(Run(f"engram fit, auto, --folds {n}", ("--folds", str(n))) for n in (1, 5))
     one_cpu = (
         Run("one CPU, --threads 1 --workers 1", ("--threads", "1", "--workers", "1"), True),
         Run("one CPU", (), True),
     )
     return [
-        Comparison(*vit, plan.photographs, (MASKED, AUTO, half)),
+        Comparison(*vit, plan.photographs, (MASKED, AUTO, full)),
         *([dinov2] if DINOV2_SMALL.exists() else []),
         Comparison(*vit, few, folds, plain=False),
         Comparison(*vit, few, one_cpu, plain=False),

@@ -86,7 +86,9 @@ def test_learners_that_were_dropped_say_when(model: MemoryViT, splits: Splits) -
 def test_with_folds_only_the_trial_of_the_best_scout_is_trained_to_the_end(
     model: MemoryViT, splits: Splits
 ) -> None:
-    result = engram.auto(model, "t", splits, QUICK.but(steps=40, patience=20, evaluations=20))
+    result = engram.auto(
+        model, "t", splits, QUICK.but(epochs=12, steps=40, patience=20, evaluations=20)
+    )
     trained = [one for one in result.tried if one.how == "trained"]
     assert sorted(one.epochs for one in trained) == [2.0] * (SCOUTS - 1) + [10.0]
     assert [one.dropped for one in trained].count(True) == SCOUTS - 1

@@ -69,7 +69,7 @@ RATES: Mapping[str, tuple[float, ...]] = {
     Side.name: (1e-3, 3e-3, 1e-2),
 }
 #: Of the recipe's epochs, which are meant for one task; but not fewer steps than `_STEPS`.
-_EPOCHS, _STEPS = 1 / 3, 300
+_EPOCHS, _STEPS = 1 / 6, 150
 _EVALUATIONS, _AVERAGE = 12, 0.98
 
 

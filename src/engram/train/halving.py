@@ -20,8 +20,8 @@ from engram.train.validation import HeldOut
 
 #: Of the steps: when some are dropped, and how many go on.
 _RUNGS = ((1 / 6, 3), (2 / 5, 2))
-#: Of the steps that scouts train for.
-_SCOUTING = 1 / 6
+#: Scouts train for a share of the recipe's epochs, but at most for one of the steps.
+_SCOUT_EPOCHS, _SCOUT_STEPS = 1 / 6, 1 / 3
 _HOPELESS = 4.0  # times the margin of a tie, below what was solved
 
 
@@ -48,7 +48,7 @@ class Trial:
 class SuccessiveHalving(Training):
     """Training that drops trials at the rungs.
 
-    With folds, every trial first sends a *scout*, which trains for a sixth of the steps and
+    With folds, every trial first sends a *scout*, which trains for a sixth of the epochs and
     is measured on one fold. The trial of the best scout is then trained on all folds, from the
     beginning, unless its scout is far behind `to_beat`, a score that is there already.
     """
@@ -93,7 +93,9 @@ class SuccessiveHalving(Training):
     def _evaluate(self) -> None:
         super()._evaluate()
         if self.scouts:
-            ended = self.step >= _SCOUTING * self.steps or all(one.done for one in self.learners)
+            enough = _SCOUT_EPOCHS * self.recipe.epochs * self.feed.per_epoch
+            enough = min(enough, _SCOUT_STEPS * self.steps)
+            ended = self.step >= enough or all(one.done for one in self.learners)
             if self.scouting and ended:
                 self._follow_best()
             return
