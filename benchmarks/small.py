@@ -7,9 +7,9 @@ For every dataset, number of images a class and draw of them, `auto` runs with i
 that it tried is measured on the test images, which decide nothing. The size 0 is all images of a
 dataset, and a draw is then a seed. A finished run is a line of benchmarks/results/small.jsonl; the
 same command continues, and several may run beside each other on parts of the datasets (--only).
-`--table` only writes benchmarks/results/small.md, and backbones.md for all images, from the
-records. The ViT's pass over each dataset is cached in build/small. It needs what benchmarks.paper
-needs, and takes hours of one core.
+`--table` only writes benchmarks/results/small.md, and backbones.md with its figure for all images,
+from the records. The ViT's pass over each dataset is cached in build/small. It needs what
+benchmarks.paper needs, and takes hours of one core.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 import engram
 from benchmarks.paper.runs import datasets
-from benchmarks.paths import ASSETS, BACKBONE, BUILD, RESULTS
+from benchmarks.paths import ASSETS, BACKBONE, BUILD, RESULTS, ROOT
 from benchmarks.report import markdown_table, write_report
 from engram.data.datasets import Dataset, Splits
 from engram.tasks.metrics import classification_metrics
@@ -48,6 +50,7 @@ SETS = (
 )
 SIZES = (2, 5, 10, 20, 50)  # images a class
 RECORDS = RESULTS / "small.jsonl"
+FIGURE = ROOT / "docs" / "images" / "results-backbones.svg"
 STRANGERS = 40  # images of every other dataset
 #: Backbones by the name of their file or folder.
 TITLES = {
@@ -283,6 +286,25 @@ def whole_lines(found: Sequence[dict[str, Any]]) -> list[str]:
     return text
 
 
+def draw_backbones(found: Sequence[dict[str, Any]]) -> None:
+    """Draw the test accuracy of `auto` on all images of every dataset, with every backbone."""
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for backbone, title in TITLES.items():
+        runs = [one for one in found if one["backbone"] == backbone and not one["each"]]
+        names = [name for name in SETS if any(one["dataset"] == name for one in runs)]
+        means = [100 * mean([r["test"] for r in runs if r["dataset"] == n]) for n in names]
+        if names:
+            axes.plot(means, [SETS.index(n) for n in names], "o", ms=8, label=title, alpha=0.85)
+    axes.set(xlabel="test accuracy of auto, %", yticks=range(len(SETS)), yticklabels=SETS)
+    axes.invert_yaxis()
+    axes.grid(color="#e3e6ea", zorder=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower left")
+    with mpl.rc_context({"svg.hashsalt": "engram"}):  # the same numbers, the same file
+        figure.savefig(FIGURE, metadata={"Date": None})
+
+
 def _spread(values: Sequence[float]) -> str:
     """Mean and standard deviation in per cent, with the number of runs where it is not three."""
     if not values:
@@ -329,6 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     if any(not one["each"] for one in kept):
         write_report("backbones", "Backbones", [*whole, *whole_lines(kept)])
+        draw_backbones(kept)
 
 
 if __name__ == "__main__":
