@@ -276,11 +276,12 @@ def whole_lines(found: Sequence[dict[str, Any]]) -> list[str]:
             numbers = (f"{100 * mean([regret(one) for one in runs]):.1f}",
                        f"{mean([one['seconds'] for one in runs]):.0f}")  # fmt: skip
             rows.append([dataset, str(runs[0]["images"]), *cells, kept, *numbers])
-        average = [mean([one["test"] for one in own])]
-        average += [mean([a for one in own for r, a in one["candidates"] if r == regime])
-                    for regime in regimes]  # fmt: skip
+        everywhere = [[one["test"] for one in own]]
+        everywhere += [[a for one in own for r, a in one["candidates"] if r == regime]
+                       for regime in regimes]  # fmt: skip
+        means = [f"{100 * mean(a):.1f}" if len(a) >= len(own) else "" for a in everywhere]
         regrets = f"{100 * mean([regret(one) for one in own]):.2f}"
-        rows.append(["mean", "", *(f"{100 * a:.1f}" for a in average), "", regrets, ""])
+        rows.append(["mean", "", *means, "", regrets, ""])
         titles = ("dataset", "images", "auto", *regimes, "kept", "regret", "CPU seconds")
         text += ["", f"## {TITLES.get(backbone, backbone)}", "", *markdown_table(titles, rows)]
     return text
