@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.cache_precision [--backbone FOLDER]
 
-`fit --precision bf16` fills the cache with a pass in half precision, and its tasks then answer in
-single precision. For three datasets and three draws of ten images a class, a linear head on the
-pooled token and one on all layer statistics are solved from both kinds of features. It takes a few
-minutes of one core and writes benchmarks/results/cache_precision.md.
+On a CPU that has bf16, `fit` fills the cache with a pass in bf16 where that pass is long, and its
+tasks then answer in single precision. For three datasets and three draws of ten images a class, a
+linear head on the pooled token and one on all layer statistics are solved from both kinds of
+features. It takes a few minutes of one core and writes benchmarks/results/cache_precision.md.
 """
 
 from __future__ import annotations
