@@ -91,7 +91,7 @@ def classification_metrics(answers: Pairs, unreadable: int = 0) -> dict[str, Any
 
 def calibration_error(probability: Tensor, right: Tensor) -> float:
     """Expected calibration error of probabilities, over 15 bins of equal width."""
-    bins = (probability * 15).long().clamp(max=14)
+    bins = (probability * 15).long().clamp(0, 14)  # of nan, too
     gap = torch.zeros(15).index_add(0, bins, right.float() - probability)
     return (gap.abs().sum() / len(probability)).item()
 

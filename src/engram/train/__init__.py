@@ -9,5 +9,5 @@ a task. The rest, by what it is about:
     the loop   training.py takes the steps of task trainers (learner.py), validates and checkpoints
     estimates  validation.py, choice.py, calibrate.py, class_statistics.py
     no steps   solve.py (seen.py, dual_solver.py), bank.py of good images, replay.py of old classes
-    searches   sweep.py (variants.py, soup.py); auto.py (halving.py, own_pass.py)
+    searches   sweep.py (variants.py, soup.py); auto.py (screening.py, own_pass.py)
 """

@@ -3,8 +3,8 @@
 One pass of the backbone over the images, then all from the cache:
 
     solved    a linear head, and a readout of every layer: seconds, by `solve`
-    trained   masked, masked+adapter and side, at several learning rates, together in one pass;
-              some are dropped on the way (`halving.py`)
+    trained   masked, masked+adapter and side: short trainings at several learning rates, together
+              in one pass, then a whole one of the best (`screening.py`)
     averaged  a side task with the solved head or readout, as one task: their mean output is again
               linear, so it costs nothing more
 
@@ -41,7 +41,6 @@ from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
 from engram.train.choice import best_of, ties
 from engram.train.fit import training_record
-from engram.train.halving import SuccessiveHalving, Trial
 from engram.train.identity import identity_of
 from engram.train.learner import TaskTrainer
 from engram.train.own_pass import OwnPassResult, best_own_pass, check_own_pass, suggestion
@@ -49,6 +48,7 @@ from engram.train.recipe import Recipe
 from engram.train.recipe_file import settings_of
 from engram.train.result import RunResult
 from engram.train.run import Run
+from engram.train.screening import Screening, Trial
 from engram.train.seen import PLAIN, Seen
 from engram.train.solve import Solution, Solver
 from engram.train.trackers import run_callbacks
@@ -60,13 +60,12 @@ from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 from engram.util.text import duration
 
-#: The regimes that are trained, with the learning rates that are tried. Of rates from 2e-4 to 3e-2,
-#: with 10 images a class on a ViT-Ti and DINOv2-small, the lowest held-out loss was at one of these
-#: in eight of nine cases.
+#: The regimes that are trained, with the learning rates that are tried; the lowest and the highest
+#: of each only where the rate next to it is the best so far.
 RATES: Mapping[str, tuple[float, ...]] = {
-    Masked.name: (5e-4, 2e-3, 8e-3),
-    MaskedAdapter.name: (5e-4, 2e-3),
-    Side.name: (1e-3, 3e-3, 1e-2),
+    Masked.name: (1e-4, 5e-4, 2e-3, 8e-3, 3e-2),
+    MaskedAdapter.name: (1e-4, 5e-4, 2e-3, 8e-3),
+    Side.name: (3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
 }
 #: Of the recipe's epochs, which are meant for one task; but not fewer steps than `_STEPS`.
 _EPOCHS, _STEPS = 1 / 6, 150
@@ -280,8 +279,8 @@ def _tried_own_pass(own: OwnPassResult) -> list[Tried]:
 def shorter_recipe(recipe: Recipe, images: int) -> Recipe:
     """The recipe for many tasks at once: fewer steps, averaged weights, the best ones kept.
 
-    A task that is dropped has a high learning rate. Its averaged weights are as good as if the
-    rate had come down, so validation compares what the rates will lead to.
+    A scout ends while its learning rate is high. Its averaged weights are as good as if the rate
+    had come down, so validation compares what the rates will lead to.
     """
     whole = recipe.epochs * -(-images // recipe.batch)
     steps = recipe.steps or max(round(_EPOCHS * whole), min(_STEPS, whole))
@@ -330,26 +329,25 @@ class Portfolio:
             self.model.attach(model.engram(parent))
         self.began = time.perf_counter()
         self.finished: list[Trial] = []  # what the choice was made from
-        self.trials = [self._trial(r, lr) for r in regimes for lr in self._rates(r)]
+        self.trials = [trial for regime in regimes for trial in self._trials(regime)]
         trainers = [trainer for trial in self.trials for trainer in trial.trainers]
         tasks = [(one.task.spec, one.lr, one.weight_decay) for one in trainers]
         self.identity = f"{identity_of(self.model, tasks, splits, recipe)} auto test={test}"
         self.identity += " own-pass" if own_pass else ""
 
-    def _rates(self, regime: str) -> tuple[float, ...]:
-        if self.recipe.lr:
-            return (self.recipe.lr,)
-        sgd = self.recipe.optimizer == "sgd"
-        return (0.0,) if sgd else RATES.get(regime, (0.0,))  # 0: what suits the regime
-
-    def _trial(self, regime: str, lr: float) -> Trial:
-        """A trial of a regime, with a scout where it has a task for every fold."""
-        trainers = self._trainers(regime, lr=lr)
-        if self.splits.folds is None:
-            return Trial(trainers)
-        scout = TaskTrainer(self.model, self._add(regime), self.recipe, lr)
-        scout.fold = 0
-        return Trial(trainers, scout)
+    def _trials(self, regime: str) -> list[Trial]:
+        """Trials of a regime at all rates, with their scouts; those at the ends wait."""
+        rates = RATES.get(regime, (0.0,))  # 0: what suits the regime
+        if self.recipe.lr or self.recipe.optimizer == "sgd":
+            rates = (self.recipe.lr,)
+        trials = []
+        for lr in rates:
+            trainers = self._trainers(regime, lr=lr)
+            scout = TaskTrainer(self.model, self._add(regime), self.recipe, lr)
+            scout.fold = None if self.splits.folds is None else 0
+            waits = len(rates) > 2 and lr in (rates[0], rates[-1])
+            trials.append(Trial(trainers, scout, waits))
+        return trials
 
     def _trainers(self, regime: str, seen: Seen = PLAIN, lr: float = 0.0) -> list[TaskTrainer]:
         """Untrained tasks of one candidate: one for every fold, and one for all images."""
@@ -388,7 +386,7 @@ class Portfolio:
 
     def best(self, run: Run) -> tuple[Engram, Trial, list[Tried], Training]:
         """The best engram, what it was, all that was tried, and the training."""
-        training = SuccessiveHalving(self.model, self.trials, self.splits, self.recipe, run)
+        training = Screening(self.model, self.trials, self.splits, self.recipe, run)
         training.prepare()
         training.begin(self.identity)
         solved = self._solved(training) if self.solves else []
@@ -397,7 +395,8 @@ class Portfolio:
         training.go(lambda: self._say([one for one, _ in solved], training))
         training.checkpoint()  # what follows may take long, and is done again after a crash
         training.end()
-        left = [one for one in self.trials if not one.dropped]
+        trained = [one for one in self.trials if one.metrics]  # others waited to the end
+        left = [one for one in trained if not one.dropped]
         others = [trial for trial, _ in solved]
         for one in left:
             if solved and isinstance(one.final.task.method, Side):
@@ -419,7 +418,7 @@ class Portfolio:
                 tied=one in tied and len(tied) > 1,
                 dropped=one.dropped,
             )
-            for one in (*self.trials, *others)
+            for one in (*trained, *others)
         ]
         rivals = [one.final.held_out for one in finished]
         rivals += [answers for one in finished for answers in one.rivals]

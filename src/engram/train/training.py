@@ -78,14 +78,6 @@ class Training:
         self.parameters = [p for learner in learners for p in learner.parameters]
         self.losses = torch.zeros(len(learners), dtype=torch.float64)
 
-    def keep(self, names: Sequence[str]) -> None:
-        """Train on with some of the learners; the others stay as they are."""
-        self._take([learner for learner in self.learners if learner.name in names])
-        self._freeze_others()
-
-    def _freeze_others(self) -> None:
-        train_only(self.model, *self.names)
-
     @property
     def finished(self) -> bool:
         return self.step >= self.steps or all(learner.done for learner in self.learners)
@@ -318,17 +310,27 @@ class Training:
 
     def _evaluate(self) -> None:
         """Validate; the losses of the history are those since the last time."""
-        if not bool(self.losses.isfinite().all()):
-            diverged = int(self.losses.isfinite().int().argmin())
-            raise EngramError(
-                f"The loss is not finite at step {self.step} with a learning rate of "
-                f"{self.learners[diverged].lr:g}; use a lower one."
-            )
+        self._refuse_divergence()
         self._validate()
         self.history.append(self._line())
         self.losses.zero_()
         self.seen = 0
         self._show_validation()
+
+    def _refuse_divergence(self) -> None:
+        for one in self._diverged():
+            raise EngramError(
+                f"The loss is not finite at step {self.step} with a learning rate of {one.lr:g}; "
+                "use a lower one."
+            )
+
+    def _diverged(self) -> list[TaskTrainer]:
+        """Learners whose loss, or a weight, is not finite any more."""
+        return [
+            one
+            for one, loss in zip(self.learners, self.losses, strict=True)
+            if not (loss.isfinite() and all(bool(p.isfinite().all()) for p in one.parameters))
+        ]
 
     def _show_validation(self) -> None:
         kind, metric = self.learners[0].task.kind, self.learners[0].measured_by
@@ -465,8 +467,6 @@ class Training:
         return {}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        if state["names"] != self.names:
-            self.keep(state["names"])
         self.step, self.history, self.spent = state["step"], state["history"], state["seconds"]
         self.losses, self.seen = state["tensors"]["losses"], state["seen"]
         self.unreadable.update(state["unreadable"])
