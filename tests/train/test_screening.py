@@ -77,5 +77,5 @@ def test_a_trial_far_behind_what_there_is_ends_the_search(screen: Screen) -> Non
 def test_a_scout_whose_rate_is_too_high_is_not_followed(screen: Screen) -> None:
     training = screen(("masked", 1e30, False), ("masked", 0.003, False))
     assert epochs(training) == [0.0, 10.0]
-    with pytest.raises(EngramError, match="not finite .* use a lower one"):
+    with pytest.raises(EngramError, match="use a lower one"):
         screen(("side", 1e30, False), ("side", 1e31, False))
