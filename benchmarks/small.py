@@ -38,7 +38,7 @@ from benchmarks.report import markdown_table, write_report
 from engram.data.datasets import Dataset, Splits
 from engram.tasks.metrics import classification_metrics
 from engram.tasks.task_settings import TaskSettings
-from engram.train.auto import Portfolio, shorter_recipe
+from engram.train.auto import RATES, Portfolio, Tried, shorter_recipe
 from engram.train.feeds import Feed, open_feed
 from engram.train.run import Run
 from engram.train.validation import with_held_out
@@ -127,6 +127,7 @@ class Bench:
             "fold": metrics[chosen.trainers[0].name]["accuracy"],
             "candidates": [[regime, metrics[called]["accuracy"]] for regime, called in finished],
             "tried": [[one.regime, one.lr, one.value, one.epochs] for one in tried],
+            "at_end": _at_end(tried),
             "ece": test["ece"],
             "uncalibrated_ece": classification_metrics([(raw, labels)])["ece"],
             "temperature": val.get("temperature", 1.0),
@@ -171,6 +172,12 @@ class Bench:
             for part in familiar(splits["test"].subset(range(STRANGERS)))
         ]
         return torch.cat(list(familiar(self.splits[dataset]["test"]))), torch.cat(others)
+
+
+def _at_end(tried: Sequence[Tried]) -> bool | None:
+    """Whether the best rate of the scouts is the lowest or highest that there is."""
+    trained = [one for one in tried if one.how == "trained" and not one.dropped]
+    return trained[0].lr in (RATES[trained[0].regime][i] for i in (0, -1)) if trained else None
 
 
 def _auroc(own: Tensor, others: Tensor) -> float:
@@ -218,6 +225,7 @@ ROWS: tuple[tuple[str, Callable[[dict[str, Any]], float | None], Callable[..., A
         "{:.1f}",
     ),
     ("regret of the choice, points", lambda r: 100 * regret(r), mean, "{:.2f}"),
+    ("trained at the end of its rates", lambda r: r.get("at_end"), mean, "{:.0%}"),
     ("gain of the refit, points", lambda r: 100 * (r["test"] - r["fold"]), mean, "{:+.1f}"),
     ("test ECE before", lambda r: r["uncalibrated_ece"], mean, "{:.3f}"),
     ("after − before", lambda r: r["ece"] - r["uncalibrated_ece"], mean, "{:+.3f}"),
