@@ -34,7 +34,8 @@ from engram.util.text import summarise_names
 
 _TRIED = (
     "The best on held-out images first. Of those that tie, the one with the lowest loss was kept. "
-    "Those that were dropped early were measured then, some on a part of these images."
+    "Short trainings, which chose what was trained to the end, come last: they are measured on the "
+    "first fold alone, where there are folds."
 )
 _TOGETHER = (
     "Of the tasks that were trained, not solved: at each step the one that was best then. Where "

@@ -81,11 +81,12 @@ class Tried:
     parameters: int
     metric: str  # the one that chooses
     value: float  # on held-out images
+    images: int  # so many of them
     how: str  # trained, solved or averaged
-    epochs: float = 0.0  # of training, until it was dropped or done
+    epochs: float = 0.0  # of training
     kept: bool = False
     tied: bool = False  # with the best, but for noise
-    dropped: bool = False  # before the end of its training
+    dropped: bool = False  # after a short training
     own_pass: bool = False  # it changes the backbone's tokens; measured on the first fold alone
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,10 +111,10 @@ class AutoResult(RunResult):
         return {**super().to_dict(), "tried": tried, "own_pass": self.own_pass}
 
     def table(self, kind: Kind) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-        """Columns and rows of a table of the trials, the best first."""
+        """Columns and rows of a table of the trials, the best first and short trainings last."""
         metric = kind.metric_title(self.tried[0].metric)
         columns = ("tried", "lr", "epochs", "parameters", f"validation {metric}", "")
-        tried = sorted(self.tried, key=lambda one: (-one.value, one.parameters))
+        tried = sorted(self.tried, key=lambda one: (one.dropped, -one.value, one.parameters))
         return columns, tuple(
             (
                 one.regime,
@@ -128,12 +129,12 @@ class AutoResult(RunResult):
 
 
 def _remark(one: Tried) -> str:
-    """Whether a row was kept and why, is a tie, or was dropped."""
+    """Whether a row was kept and why, is a tie, or is of a short training."""
     if one.own_pass:
         return "kept: own pass" if one.kept else "own pass"
     if one.kept:
         return "kept: lowest loss of the ties" if one.tied else "kept"
-    return "tie" if one.tied else "dropped early" if one.dropped else ""
+    return "tie" if one.tied else f"short, on {one.images:,} images" if one.dropped else ""
 
 
 def auto(
@@ -267,6 +268,7 @@ def _tried_own_pass(own: OwnPassResult) -> list[Tried]:
             parameters=one.engram.parameters,
             metric=one.measured_by,
             value=one.score,
+            images=int(one.metrics["images"]),
             how="trained",
             epochs=round(one.ending.steps / one.ending.per_epoch, 2) if one.ending else 0.0,
             kept=i == own.best,
@@ -412,6 +414,7 @@ class Portfolio:
                 parameters=self.model.engram(one.final.name).parameters,
                 metric=self.measured_by,
                 value=float(one.metrics[self.measured_by]),
+                images=int(one.metrics["images"]),
                 how=one.how,
                 epochs=one.epochs,
                 kept=one is chosen,
