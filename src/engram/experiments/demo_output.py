@@ -18,7 +18,8 @@ from engram.util.files import check_replaceable, replaced_folder, write_atomical
 RESULTS = "results.json"
 DEMO = "engram demo"  # `what` in the results, by which an earlier demo is recognised
 
-_NEEDED, _FULL = 1_000_000_000, 20_000_000  # free bytes: to start, and what counts as none
+# Free bytes to start: it writes 464 MB at most. And what counts as none.
+_NEEDED, _FULL = 600_000_000, 20_000_000
 
 
 @contextmanager
@@ -36,7 +37,7 @@ def demo_folder(out: str | os.PathLike[str]) -> Iterator[Path]:
             free = shutil.disk_usage(folder).free
             if free < _NEEDED:
                 raise EngramError(
-                    f"The demo needs 1 GB for a minute, and the disk of {out} has "
+                    f"The demo needs {_NEEDED / 1e9:.1f} GB for a minute, and the disk of {out} has "
                     f"{free / 1e9:.1f} GB free; make room, or choose another disk with --out."
                 )
             os.environ["ENGRAM_CACHE"] = str(folder / "cache")
