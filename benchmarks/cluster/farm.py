@@ -28,8 +28,7 @@ from benchmarks.paths import BUILD
 from benchmarks.report import markdown_table, write_report
 from engram.cluster.connect import FarmSettings
 from engram.cluster.farm import FarmResult, JobStatus, held, run_farm
-from engram.cluster.jobs import read_jobs
-from engram.cluster.plan import make_plan
+from engram.cluster.jobs import make_plan, read_jobs
 from engram.cluster.trainers import Trainers, local_workers, ray_workers
 from engram.data.arrays import DIGITS
 from engram.store.bundles import read_bundle

@@ -13,8 +13,7 @@ from tests.support.farming import FOLDER, Inline, Lines, farm, plan_of
 
 from engram import EngramError
 from engram.cluster.farm import held
-from engram.cluster.jobs import FarmJob, JobOptions
-from engram.cluster.plan import PlannedJob
+from engram.cluster.jobs import FarmJob, JobOptions, PlannedJob
 from engram.cluster.trainers import Ended
 from engram.errors import Interrupted
 from engram.store.bundles import read_bundle
@@ -122,7 +121,8 @@ class Script(Inline):
 
 def planned(name: str, cache: str = "", parents: tuple[str, ...] = ()) -> PlannedJob:
     job = FarmJob(name, JobOptions("data"), FOLDER, Path("b"), {TaskSettings: {}}, parents)
-    return PlannedJob(job, "data", "vit", "key", "masked", 9, False, cache)
+    where = {"data": "data", "backbone": "vit", "backbone_key": "key", "cache": cache}
+    return PlannedJob(**vars(job), **where, regime="masked", images=9, alone=False)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from tests.support.farming import FOLDER, Inline, jobs_of, plan_of
 
 import engram
 from engram import EngramError
-from engram.cluster.plan import describe_plan
+from engram.cluster.jobs import describe_plan
 
 
 def test_jobs_are_grouped_by_data_and_backbone_and_share_caches(work: Path) -> None:
@@ -17,8 +17,8 @@ def test_jobs_are_grouped_by_data_and_backbone_and_share_caches(work: Path) -> N
         '[jobs.a]\n[jobs.b]\ndata = "more.npz"\n[jobs.c]\ncells = 1\n[jobs.d]\nregime = "readout"\n'
         '[jobs.e]\ncache = "off"\n[jobs.f]\ndata = "./more.npz"\nseed = 4\n'
     )
-    assert [planned.job.name for planned in plan] == ["a", "c", "d", "e", "b", "f"]
-    by_name = {planned.job.name: planned for planned in plan}
+    assert [planned.name for planned in plan] == ["a", "c", "d", "e", "b", "f"]
+    by_name = {planned.name: planned for planned in plan}
     assert by_name["a"].cache == by_name["c"].cache != ""
     assert by_name["b"].cache == by_name["f"].cache
     caches = {by_name[name].cache for name in "abde"}

@@ -6,8 +6,7 @@ from queue import Queue
 from typing import Any
 
 from engram.cluster.farm import FarmResult, held, run_farm
-from engram.cluster.jobs import FarmJob, read_jobs
-from engram.cluster.plan import PlannedJob, make_plan
+from engram.cluster.jobs import FarmJob, PlannedJob, make_plan, read_jobs
 from engram.cluster.trainers import Ended, train_job
 
 FOLDER = Path("jobs.farm")

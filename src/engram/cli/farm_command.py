@@ -54,8 +54,7 @@ def farm_command(
     with bars(as_json) as progress:
         progress("starting", 0, 0)
         from engram.cluster.farm import held, run_farm
-        from engram.cluster.jobs import read_jobs
-        from engram.cluster.plan import describe_plan, make_plan
+        from engram.cluster.jobs import describe_plan, make_plan, read_jobs
         from engram.cluster.trainers import local_workers, ray_workers
 
         folder = jobs.with_suffix(".farm")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from engram.cluster.plan import PlannedJob
+from engram.cluster.jobs import PlannedJob
 from engram.cluster.trainers import Ended, Trainers, write_files
 from engram.errors import EngramError, Interrupted
 from engram.report.contents import Bar, Bars, Charts, Links, Section, Table, Text
@@ -37,7 +37,7 @@ _MOST_CHARTS = 30  # jobs with learning curves on the page
 class JobStatus:
     """The state of a job."""
 
-    planned: PlannedJob
+    job: PlannedJob
     state: Literal["waiting", "running", "retried", "done", "failed"] = "waiting"
     note: str = ""  # what it is doing, or why it failed or was retried
     node: str | None = None  # where it filled the cache, once its training has begun
@@ -48,7 +48,7 @@ class JobStatus:
 
     @property
     def name(self) -> str:
-        return self.planned.job.name
+        return self.job.name
 
     @property
     def seconds(self) -> float:
@@ -60,7 +60,7 @@ class JobStatus:
     def to_dict(self) -> dict[str, Any]:
         error = self.note if self.state == "failed" else None
         now = {"state": self.state, "attempts": self.attempts, "error": error}
-        return {**self.planned.to_dict(), **now, "result": self.result or None}
+        return {**self.job.to_dict(), **now, "result": self.result or None}
 
     def to_row(self) -> tuple[str, ...]:
         seconds = f"{self.seconds:.0f}" if self.began else ""
@@ -98,7 +98,7 @@ class FarmResult:
 
     def describe(self) -> Description:
         """Describe the jobs, for people and as JSON."""
-        bundles = list(dict.fromkeys(str(one.planned.job.bundle) for one in self.statuses))
+        bundles = list(dict.fromkeys(str(one.job.bundle) for one in self.statuses))
         report = str(self.folder / "report.html")
         rows = [
             ("jobs", self.counts),
@@ -119,11 +119,11 @@ class FarmResult:
         """Write the page about all jobs, with links to the page of each."""
         rows, bars, links, charts = [], [], [], []
         for one in self.statuses:
-            job, where = one.planned.job, (one.planned.data, one.planned.backbone)
-            rows.append((*one.to_row(), *map(without_folder, where), job.bundle.name))
+            where = map(without_folder, (one.job.data, one.job.backbone))
+            rows.append((*one.to_row(), *where, one.job.bundle.name))
             if one.state != "done":
                 continue
-            run = run_folder(job.out)
+            run = run_folder(one.job.out)
             links.append((one.name, f"{run.name}/report.html"))
             if one.result["share"] is not None:
                 bars.append(Bar(one.name, one.result["share"], one.result["metric"]))
@@ -132,19 +132,18 @@ class FarmResult:
                 charts.append(chart._replace(title=f"{one.name}: {chart.title}"))
         table = Table((*_COLUMNS, "data", "backbone", "bundle"), rows, text_columns=4)
         note = f"Of the first {_MOST_CHARTS} jobs." if len(charts) > _MOST_CHARTS else ""
-        failed = [Text(f"{one.name}: {one.note}") for one in self.failed]
-        pages = [Links(links, "Each has a page of its own: mistakes, attention, costs.")]
+        pages = Links(links, "Each has a page of its own: mistakes, attention, costs.")
         sections = [
             Section("jobs", "Jobs", [table, *([Bars(bars)] if bars else [])]),
-            Section("failed", "Failed", failed),
-            Section("pages", "The tasks", pages if links else []),
+            Section("failed", "Failed", [Text(f"{one.name}: {one.note}") for one in self.failed]),
+            Section("pages", "The tasks", [pages] if links else []),
             Section("curves", "Curves", [Charts(charts[:_MOST_CHARTS], note)] if charts else []),
         ]
-        jobs = counted(len(self.statuses), "job")
         write_sections(
             self.folder / "report.html",
             title=f"The farm {self.folder.name.removesuffix('.farm')}",
-            lead=f"{jobs}: {self.counts}, in {self.seconds:,.0f} seconds.",
+            lead=f"{counted(len(self.statuses), 'job')}: {self.counts}, in {self.seconds:,.0f} "
+            "seconds.",
             sections=[section for section in sections if section.contents],
         )
 
@@ -177,7 +176,7 @@ def run_farm(
     farm (`Interrupted`), what runs has written a checkpoint.
     """
     began, jobs = time.monotonic(), counted(len(plan), "job")
-    farm = _Farm([JobStatus(planned) for planned in plan], folder, retries, show)
+    farm = _Farm([JobStatus(job) for job in plan], folder, retries, show)
     farm.log(f"{jobs} begin")
     try:
         with workers as working:
@@ -225,30 +224,30 @@ class _Farm:
 
     def _start(self, workers: Trainers) -> None:
         free = workers.slots() - len(self._running)
-        filled = {"", *(one.planned.cache for one in self.statuses if one.node is not None)}
-        filling = {one.planned.cache for one in self._running.values()} - filled
+        filled = {"", *(one.job.cache for one in self.statuses if one.node is not None)}
+        filling = {one.job.cache for one in self._running.values()} - filled
         for status in self.statuses:
             if status.state != "waiting":
                 continue
-            parents = [self._by_name[name] for name in status.planned.job.parents]
+            parents = [self._by_name[name] for name in status.job.parents]
             if failed := [parent.name for parent in parents if parent.state == "failed"]:
                 self._fail(status, f"It extends {failed[0]}, which failed.")
             elif (
                 free > 0
-                and status.planned.cache not in filling
+                and status.job.cache not in filling
                 and all(parent.state == "done" for parent in parents)
             ):
                 free -= 1
-                filling |= {status.planned.cache} - filled
+                filling |= {status.job.cache} - filled
                 status.state, status.began = "running", time.monotonic()
                 self.log(f"{status.name}: running")
                 self._submit(status, workers)
 
     def _submit(self, status: JobStatus, workers: Trainers) -> None:
         status.attempts += 1
-        group = [one for one in self.statuses if one.planned.group == status.planned.group]
+        group = [one for one in self.statuses if one.job.group == status.job.group]
         near = next((one.node for one in group if one.node), "")
-        self._running[workers.submit(status.planned.job, near)] = status
+        self._running[workers.submit(status.job, near)] = status
 
     def _read(self, queue: Any) -> None:
         """Take in what running jobs have told; a queue that is lost loses no job."""
@@ -282,7 +281,7 @@ class _Farm:
             self._fail(status, f"It crashed {times}: {ended.why}{see}.")
 
     def _finish(self, status: JobStatus, ended: Ended) -> None:
-        job, result = status.planned.job, ended.result | {"path": str(status.planned.job.out)}
+        job, result = status.job, ended.result | {"path": str(status.job.out)}
         kept = run_folder(job.out) / "attempts.txt"
         try:
             write_files(self._folder, ended.files)

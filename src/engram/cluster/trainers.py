@@ -200,17 +200,25 @@ class _Reporter(Callback):
 
     def __init__(self, name: str, put: Put, node: str) -> None:
         self.name, self.put, self.node = name, put, node
-        self.begun, self.last = False, 0.0
+        self.begun, self.last, self.show = False, 0.0, warnings.showwarning
 
     def tell(self, kind: str, text: str) -> None:
         with contextlib.suppress(Exception):  # a lost queue loses no training
             self.put((self.name, kind, text))
 
+    def say(self, text: str) -> None:
+        self.tell("said", text)
+
+    def warned(self, message: Warning | str, category: type[Warning], *place: Any) -> None:
+        """Tell notices to the user; other warnings stay in the job's log."""
+        notice = issubclass(category, Notice)
+        self.say(str(message)) if notice else self.show(message, category, *place)
+
     def started(self, start: RunStart) -> None:
         self.begun = True
         self.tell("ready", self.node)
         if start.step:
-            self.tell("said", f"resumed at step {start.step:,} of {start.steps:,}")
+            self.say(f"resumed at step {start.step:,} of {start.steps:,}")
 
     def progress(self, what: str, done: int, total: int, note: str = "") -> None:
         if time.monotonic() - self.last >= _EVERY:
@@ -224,7 +232,8 @@ def train_job(job: FarmJob, threads: int, put: Put, node: str = "") -> Ended:
     ignore_pillow_warnings()
     reporter = _Reporter(job.name, put, node)
     try:
-        with naming_flags(), _notices_told(reporter):
+        with naming_flags(), warnings.catch_warnings():
+            warnings.showwarning = reporter.warned
             return Ended("done", result=_train(job, reporter))
     except (Interrupted, KeyboardInterrupt):
         return Ended("lost", "it was interrupted")
@@ -234,22 +243,6 @@ def train_job(job: FarmJob, threads: int, put: Put, node: str = "") -> Ended:
         traceback.print_exc()
         why = LOST_WORKER if is_lost_worker(error) else f"{type(error).__name__}: {error}"
         return Ended("lost", why.rstrip("."))
-
-
-@contextlib.contextmanager
-def _notices_told(reporter: _Reporter) -> Iterator[None]:
-    """Put notices for the user into the queue; other warnings stay in the job's log."""
-    show = warnings.showwarning
-
-    def tell(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if issubclass(category, Notice):
-            reporter.tell("said", str(message))
-        else:
-            show(message, category, *place, **more)
-
-    with warnings.catch_warnings():
-        warnings.showwarning = tell
-        yield
 
 
 def _train(job: FarmJob, reporter: _Reporter) -> dict[str, Any]:
