@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from engram.data.datasets import Dataset
-from engram.methods.forward import BackbonePass, forward_tasks, full_attention
-from engram.methods.memory import Memory, Stream
+from engram.methods import Base
+from engram.methods.forward import full_attention
 from engram.model import MemoryViT
-from engram.vit import ViT
 
 
+@torch.inference_mode()
 def remove_mask(
     model: MemoryViT, task: str, test: Dataset, batches: Iterable[Tensor]
 ) -> dict[str, Any]:
@@ -22,59 +24,42 @@ def remove_mask(
 
     And how many answers of the backbone change if its own tokens read all cells.
     """
-    others = [name for name in model.tasks if name != task]
-    neighbours = [others[:count] for count in range(len(others) + 1)]
-    found = [_logits(model, task, neighbours, batch) for batch in batches]
-    answers = {key: torch.cat([part[key] for part in found]).argmax(1) for key in found[0]}
-    labels = torch.from_numpy(test.labels)
-
-    def accuracy(key: str) -> float:
-        return round(float((answers[key].cpu() == labels).float().mean()), 4)
-
-    steps = [
-        {
-            "beside": added,
-            "with_mask": accuracy(f"with mask {len(added)}"),
-            "without_mask": accuracy(f"without mask {len(added)}"),
-        }
-        for added in neighbours
-    ]
-    changed = (answers["backbone"] != answers["backbone without mask"]).float().mean()
-    return {"task": task, "steps": steps, "base_answers_changed": round(float(changed), 4)}
-
-
-@torch.inference_mode()
-def _logits(
-    model: MemoryViT, first: str, neighbours: Sequence[Sequence[str]], pixels: Tensor
-) -> dict[str, Tensor]:
-    """Logits of a task with and without the mask between it and its neighbours, and the backbone's.
-
-    The backbone runs once for all that leave it unchanged.
-    """
-    backbone, task = model.backbone, model.task(first)
-    x = backbone.embed(pixels)
-    rotation = backbone.rotation(pixels.shape[-2:], x.shape[1])
-    alone = BackbonePass(backbone, x, keep=x.shape[1], rotation=rotation)
-    views = list(alone)
-    logits = {"backbone": _own_logits(backbone, alone.tokens)}
-    for names in neighbours:
-        streams = [_stream(model, name) for name in names]
-        for what, reads in (("with mask", ()), ("without mask", tuple(range(len(names))))):
-            memory = Memory(backbone, [*streams, _stream(model, first, reads)])
-            tokens = forward_tasks(backbone, views, memory, len(x))
-            logits[f"{what} {len(names)}"] = task.head(backbone.norm(tokens[:, -1]))
-    cells = [task.input().tensors["cells"].detach() for task in model.tasks.values()]
-    tokens = full_attention(backbone, pixels, {"cells": torch.cat(cells, dim=1)})
-    logits["backbone without mask"] = _own_logits(backbone, tokens)
-    return logits
-
-
-def _own_logits(backbone: ViT, tokens: Tensor) -> Tensor:
+    backbone, others = model.backbone, [name for name in model.tasks if name != task]
+    # Beside the task stand copies of it that read the others, as if it extended them.
+    steps = {f"{task}-{count}": others[:count] for count in range(len(others) + 1)}
+    beside = MemoryViT(backbone).eval()
+    for name in (*others, task):
+        _attach(beside, model, name, name)
+    for copy, added in steps.items():
+        _attach(beside, model, task, copy, added)
+    cells = torch.cat([one.input().tensors["cells"] for one in model.tasks.values()], dim=1)
     assert backbone.head is not None
-    logits: Tensor = backbone.head(tokens, backbone.norm(tokens))
-    return logits
+    right, changed = defaultdict[str, list[Tensor]](list), list[Tensor]()
+    labels = iter(torch.from_numpy(test.labels))
+    for batch in batches:
+        true = torch.stack([next(labels) for _ in batch])
+        for copy, added in steps.items():
+            found = beside(batch, tasks=[Base.name, *added, task, copy])
+            for key, name in ((copy, copy), (f"{copy}, masked", task)):
+                right[key].append(found[name].argmax(1).cpu() == true)
+        tokens = full_attention(backbone, batch, {"cells": cells})
+        logits = backbone.head(tokens, backbone.norm(tokens))
+        changed.append(logits.argmax(1) != found[Base.name].argmax(1))
+
+    def share(parts: Sequence[Tensor]) -> float:
+        return round(float(torch.cat(parts).float().mean()), 4)
+
+    def step(copy: str) -> dict[str, Any]:
+        masked, unmasked = share(right[f"{copy}, masked"]), share(right[copy])
+        return {"beside": steps[copy], "with_mask": masked, "without_mask": unmasked}
+
+    return {"task": task, "steps": list(map(step, steps)), "base_answers_changed": share(changed)}
 
 
-def _stream(model: MemoryViT, name: str, reads: tuple[int, ...] = ()) -> Stream:
-    tensors = model.task(name).input().tensors
-    return Stream(name, tensors["class_token"], tensors["cells"], reads)
+def _attach(
+    to: MemoryViT, model: MemoryViT, task: str, name: str, reads: Sequence[str] = ()
+) -> None:
+    """Attach a task of a model under another name, as if it extended these and no others."""
+    engram, parents = model.engram(task), {other: to.engram(other).content for other in reads}
+    spec = replace(engram.spec, name=name, extends=tuple(reads))
+    to.attach(replace(engram, spec=spec, parents=parents))
