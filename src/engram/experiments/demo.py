@@ -36,6 +36,7 @@ from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.inference.engine import load_model
 from engram.inference.evaluate import Answers, answers
+from engram.inference.predict import predict
 from engram.methods import Base
 from engram.model import MemoryViT
 from engram.report.contents import Bar, Bars, IllustratedTable, Section, Table, Text
@@ -224,9 +225,9 @@ class Demo:
         chosen = int(np.argmax(right[0] & right[1] & (counts.labels == 2)))
         pixels = np.asarray(test.read(chosen))
         Image.fromarray(pixels).save(self.folder / "scene.png")
-        with torch.inference_mode():
-            logits = model(_pixels(model, test, [chosen]))
-        found = {name: _best(model, name, values[0]) for name, values in logits.items()}
+        names = [Base.name, *model.tasks]
+        answered = predict(model, pixels, tasks=names, top_k=1, device="cpu")["tasks"]
+        found = {name: best for name, (best,) in answered.items()}
         truth = {
             "shape": test.classes[test.labels[chosen]],
             "count": counts.classes[counts.labels[chosen]],
@@ -363,13 +364,6 @@ def _pixels(model: MemoryViT, dataset: Dataset, samples: Iterable[int]) -> Tenso
     """Images as the model takes them: (images, 3, height, width)."""
     views = [evaluation_view(dataset.read(i), model.preprocessing) for i in samples]
     return normalise(torch.from_numpy(np.stack(views)), model.preprocessing)
-
-
-def _best(model: MemoryViT, task: str, logits: Tensor) -> dict[str, Any]:
-    """The class with the highest probability, by name."""
-    probability, best = logits.softmax(-1).max(-1)
-    name = model.task(task).spec.classes[int(best)]
-    return {"class": name, "probability": round(float(probability), 4)}
 
 
 def _as_text(pixels: Pixels) -> Line:
