@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -22,7 +23,7 @@ import engram
 from engram import EngramError
 from engram.cluster.connect import FarmSettings
 from engram.cluster.trainers import local_workers, ray_workers
-from engram.errors import Interrupted
+from engram.errors import Interrupted, Notice
 from engram.store.bundles import read_bundle
 
 SLOW = "steps = 60\ncheckpoint_seconds = 0.0\npatience = 0\n"
@@ -58,6 +59,23 @@ def test_a_mistake_is_the_end_of_a_job_and_after_a_bug_it_is_tried_again(
     monkeypatch.setattr("engram.cluster.trainers.TrainingJob.start", lambda *given: 1 / 0)
     ended = Inline().train(job)
     assert (ended.state, "ZeroDivisionError" in ended.why) == ("lost", True)
+
+
+def test_notices_are_told_and_other_warnings_stay_in_the_log(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(*given: object) -> None:
+        warnings.warn("Three images are listed twice.", Notice, stacklevel=1)
+        warnings.warn("numbers", RuntimeWarning, stacklevel=1)
+
+    monkeypatch.setattr("engram.cluster.trainers.TrainingJob.start", start)
+    workers = Inline()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *place, **more: print(message)
+        workers.train(jobs_of("[jobs.new]\n")[0])
+    assert ("new", "said", "Three images are listed twice.") in workers.queue.queue
+    assert capsys.readouterr().out == "numbers\n"
 
 
 class AtCheckpoint(Lines):

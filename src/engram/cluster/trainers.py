@@ -209,10 +209,14 @@ class _Reporter(Callback):
     def say(self, text: str) -> None:
         self.tell("said", text)
 
-    def warned(self, message: Warning | str, category: type[Warning], *place: Any) -> None:
+    def warned(
+        self, message: Warning | str, category: type[Warning], *place: Any, **more: Any
+    ) -> None:
         """Tell notices to the user; other warnings stay in the job's log."""
-        notice = issubclass(category, Notice)
-        self.say(str(message)) if notice else self.show(message, category, *place)
+        if issubclass(category, Notice):
+            self.say(str(message))
+        else:
+            self.show(message, category, *place, **more)
 
     def started(self, start: RunStart) -> None:
         self.begun = True
@@ -247,9 +251,7 @@ def train_job(job: FarmJob, threads: int, put: Put, node: str = "") -> Ended:
 
 def _train(job: FarmJob, reporter: _Reporter) -> dict[str, Any]:
     options, progress = job.options, reporter.progress
-    work = TrainingJob.start(
-        options.data, job.out, job.settings(), progress, lambda text: reporter.tell("said", text)
-    )
+    work = TrainingJob.start(options.data, job.out, job.settings(), progress, reporter.say)
     work = replace(work, callbacks=[*work.callbacks, reporter])
     regime, seeds = work.choose(options.regime, options.seeds)
     result = work.train(job.task, job.out, regime, seeds, progress)

@@ -46,7 +46,7 @@ def remove_mask(
         logits = backbone.head(tokens, backbone.norm(tokens))
         changed.append(logits.argmax(1) != found[Base.name].argmax(1))
 
-    def share(parts: Sequence[Tensor]) -> float:
+    def share(parts: list[Tensor]) -> float:
         return round(float(torch.cat(parts).float().mean()), 4)
 
     def step(copy: str) -> dict[str, Any]:
