@@ -7,7 +7,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from engram.errors import EngramError
-from engram.serve.problems import Problem, add_handlers
+from engram.serve.middleware import add_handlers
+from engram.serve.problems import Problem
 
 RAISED = {
     "problem": (Problem(503, "Busy\nnow.", retry=2), 503, "Busy now."),

@@ -16,8 +16,7 @@ from engram.serve.decoding.pool import Pool
 from engram.serve.hosts import AllowedHosts
 from engram.serve.limits import Shares
 from engram.serve.log import Log
-from engram.serve.middleware import RequestMiddleware, client_address
-from engram.serve.problems import add_handlers
+from engram.serve.middleware import RequestMiddleware, add_handlers, client_address
 from engram.serve.routes.infer import infer_router
 from engram.serve.routes.operations import operations_router
 from engram.serve.routes.predictions import predict_router

@@ -27,7 +27,8 @@ from fastapi.responses import Response
 from engram.errors import EngramError
 from engram.serve.hosts import AllowedHosts, is_loopback
 from engram.serve.label_settings import LabelSettings
-from engram.serve.problems import Problem, add_handlers
+from engram.serve.middleware import add_handlers
+from engram.serve.problems import Problem
 from engram.util.files import make_folder, write_atomically
 from engram.util.flag_names import flag
 from engram.util.text import printable

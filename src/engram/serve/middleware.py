@@ -1,4 +1,4 @@
-"""Around every request: refusals, security headers, metrics, the log."""
+"""Around every request: refusals, security headers, metrics, the log, errors as responses."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from engram.errors import EngramError
 from engram.serve.hosts import AllowedHosts
 from engram.serve.limits import Shares
 from engram.serve.log import Log
 from engram.serve.problems import Problem
 from engram.serve.telemetry import Telemetry
-from engram.util.text import printable
+from engram.util.text import printable, without_paths
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -104,3 +111,38 @@ class RequestMiddleware:
 def client_address(scope: Scope) -> str:
     """The address of a client, which a proxy that is trusted passes on in X-Forwarded-For."""
     return str((scope.get("client") or ("unknown",))[0])
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Answer every exception with an error response."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        return _problem(request, error).response
+
+    for kind in (EngramError, RequestValidationError, ClientDisconnect, HTTPException):
+        app.add_exception_handler(kind, answer)
+    app.add_exception_handler(Problem, answer)
+    app.add_exception_handler(Exception, answer)
+
+
+def _problem(request: Request, error: Exception) -> Problem:
+    match error:
+        case Problem():
+            return error
+        case EngramError():
+            return Problem(422, without_paths(str(error)))
+        case RequestValidationError():
+            return Problem(422, f"The request is invalid: {error.errors()[0]['msg']}.")
+        case ClientDisconnect():
+            return Problem(400, "The body ended before it was complete.")
+        case HTTPException():
+            path, method = printable(request.url.path, 80), printable(request.method, 20)
+            sentences = {
+                404: f"There is nothing at {path}; /docs lists the endpoints.",
+                405: f"{path} does not accept {method}; /docs lists the methods.",
+            }
+            sentence = sentences.get(error.status_code, str(error.detail))
+            problem = Problem(error.status_code, sentence)
+            problem.headers |= error.headers or {}
+            return problem
+    return Problem(500, "The service had an internal error; its log has the details.")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from engram.serve.decoding.infer_body import read_inference
-from engram.serve.decoding.upload import Refusal, Upload
+from engram.serve.decoding.upload import Upload
+from engram.serve.problems import Problem
 
 SIZE, MOST = (2, 2), 2
 PIXELS = np.arange(12, dtype=np.float32).reshape(1, 3, 2, 2)
@@ -48,13 +49,13 @@ def test_pixels_are_numbers_or_bytes(nested: bool) -> None:
 
 def test_there_are_no_more_images_than_the_limit() -> None:
     given = tensor("image", "BYTES", [3], parameters={"binary_data_size": 12})
-    with pytest.raises(Refusal, match="2 images at most"):
+    with pytest.raises(Problem, match="2 images at most"):
         read(given, b"\0\0\0\0" * 3)
 
 
 def test_bytes_of_another_length_are_refused() -> None:
     given = tensor("pixel_values", "FP32", [1, 3, 2, 2], parameters={"binary_data_size": 44})
-    with pytest.raises(Refusal, match="needs 48 bytes, and has 44"):
+    with pytest.raises(Problem, match="needs 48 bytes, and has 44"):
         read(given, bytes(44))
 
 
@@ -66,17 +67,17 @@ def pixels(data: str, shape: str = "[1,3,2,2]") -> bytearray:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        (pixels("[" + "[]," * 100_000 + "[]]"), "more than 24 numbers"),
-        (pixels("[" * 50_000 + "]" * 50_000), "more than 24 numbers"),
+        (pixels("[" + "[]," * 100_000 + "[]]"), "values"),
+        (pixels("[" * 50_000 + "]" * 50_000), "values"),
         (pixels("[" + "{}," * 100_000 + "{}]"), "values"),
         (pixels("[" + '"ab",' * 100_000 + '""]'), "values"),
         (pixels("[1]").replace(b'"inputs"', b'"x":[0' + b",0" * 100_000 + b'],"inputs"'), "values"),
-        (pixels("[" + "1" * 400 + ",0" * 11 + "]"), "not finite"),
-        (pixels("[" + "1" * 5000 + ",0" * 11 + "]"), "not finite"),
+        (pixels("[" + "1" * 400 + ",0" * 11 + "]"), "12 numbers"),
+        (pixels("[" + "1" * 5000 + ",0" * 11 + "]"), "not JSON"),
         (pixels("[1e999" + ",0" * 11 + "]"), "not finite"),
         (pixels("[NaN" + ",0" * 11 + "]"), "not finite"),
         (pixels("[null" + ",0" * 11 + "]"), "12 numbers"),
-        (pixels("[1 0" + ",0" * 11 + "]"), "12 numbers"),
+        (pixels("[1 0" + ",0" * 11 + "]"), "not JSON"),
         (pixels("[[0,0,0],[0,0,0],[0,0,0],[0,0,0]]"), "12 numbers"),
         (pixels("[1]", "[1" + "0" * 4299 + ",3,2,2]"), "shape"),
         (pixels("[1]", "[1" + "0" * 9999 + ",3,2,2]"), "not JSON"),
@@ -86,7 +87,7 @@ def pixels(data: str, shape: str = "[1,3,2,2]") -> bytearray:
 def test_what_takes_more_memory_than_it_is_worth_is_counted_first(
     body: bytearray, sentence: str
 ) -> None:
-    with pytest.raises(Refusal, match=sentence):
+    with pytest.raises(Problem, match=sentence):
         read_inference(body, None, SIZE, MOST)
 
 
@@ -99,17 +100,17 @@ def test_numbers_may_have_spaces_between_them() -> None:
 
 def test_numbers_elsewhere_are_no_pixels() -> None:
     body = pixels("[1]").replace(b'"data":[1]', b'"parameters":{"data":[1,2]},"data":["eA=="]')
-    with pytest.raises(Refusal, match="12 numbers"):
+    with pytest.raises(Problem, match="12 numbers"):
         read_inference(body, None, SIZE, MOST)
 
 
 def test_elements_of_bytes_are_counted_while_they_are_read() -> None:
     given = tensor("image", "BYTES", [2], parameters={"binary_data_size": 4_000_000})
-    with pytest.raises(Refusal, match="2 images at most"):
+    with pytest.raises(Problem, match="2 images at most"):
         read(given, bytes(4_000_000))
 
 
 def test_images_in_json_are_texts() -> None:
     for data in ([1], [["eA==", "eA=="]], [{"b64": "eA=="}], [None]):
-        with pytest.raises(Refusal, match="not valid base64"):
+        with pytest.raises(Problem, match="not valid base64"):
             read(tensor("image", "BYTES", [1], data=data))

@@ -6,10 +6,10 @@ import asyncio
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
@@ -233,7 +233,7 @@ def test_a_decoder_does_not_know_the_token(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_decoder_ends_without_its_service(busy: bool) -> None:
-    ours, theirs = socket.socketpair()
+    ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=work_for, args=(theirs, busy), daemon=True)
     process.start()
@@ -246,7 +246,7 @@ def test_a_decoder_ends_without_its_service(busy: bool) -> None:
     assert process.exitcode == (-signal.SIGALRM if busy else 0)
 
 
-def work_for(connection: socket.socket, busy: bool) -> None:
+def work_for(connection: Connection, busy: bool) -> None:
     if busy:  # it answers nothing for ever
         BodyDecoder.answer = lambda *_: time.sleep(FUSE)  # type: ignore[assignment,method-assign]
     worker.work(connection, 10**9, 1)

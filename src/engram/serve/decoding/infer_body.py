@@ -4,22 +4,20 @@ The body is JSON. With the protocol's binary extension, tensors follow the JSON 
 header of the request says where the JSON ends.
 
 Values are counted before they become objects: an empty list takes three bytes of JSON and sixty of
-memory. Numbers of pixels are cut out of the JSON, and never become objects.
+memory.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
 from engram.serve.decoding.upload import (
-    Refusal,
     Upload,
     check_json,
     decode_base64,
@@ -27,6 +25,7 @@ from engram.serve.decoding.upload import (
     named,
     too_many,
 )
+from engram.serve.problems import Problem
 from engram.serve.routes.schemas import (
     IMAGE,
     MAX_TASKS,
@@ -40,28 +39,20 @@ from engram.util.text import printable
 
 Floats = npt.NDArray[np.float32]
 
-# Where the numbers of a tensor begin. In valid JSON this matches no text: a quote inside of one
-# follows a backslash.
-_DATA, _VECTORS = (
-    re.compile(rb'(?<=[{,\s])"%s"\s*:\s*(?=\[)' % name) for name in (b"data", b"vectors")
-)
-_NUMBERS = re.compile(rb"\[[\s\d.,eE+\-\[\]NaIinfty]*\]")  # also NaN and Infinity
-_OF_NUMBERS = b"0123456789.eE+-NaIinfty \t\r\n"
-_AS_SPACES = bytes.maketrans(b"[]", b"  ")
-_PLACE = [None]  # what the JSON has in place of numbers
 _LARGEST = 1e6  # value of a vector: squares of larger ones are rounded away, or not finite
+_PER_NUMBER = 2  # a comma, and in a list of lists a bracket
 _PER_OUTPUT = 8  # values that describe one output, with room for fields of other servers
 
 
 def read_inference(
     body: bytearray, json_bytes: int | None, size: Sequence[int], most: int
 ) -> Upload:
-    """At most so many images or pixels (3, *size) from a body; anything wrong is a Refusal.
+    """At most so many images or pixels (3, *size) from a body; anything wrong is a Problem.
 
     `json_bytes` is where the JSON ends, if binary tensors follow it. Clears the body.
     """
     if json_bytes is not None and not 0 < json_bytes <= len(body):
-        raise Refusal(
+        raise Problem(
             400,
             f"Inference-Header-Content-Length is {json_bytes:,}, and the body has {len(body):,} "
             "bytes; it is the length of the JSON at the start of the body.",
@@ -70,9 +61,9 @@ def read_inference(
     if json_bytes is not None:
         text = body[:json_bytes]
         del body[:json_bytes]  # the binary tensors stay where they are
-    numbers = _cut_numbers(text, most * 3 * math.prod(size))
-    hint = f"beside pixels, it has {most} images at most, and each output once"
-    check_json(text, 2 * most + _PER_OUTPUT * (MAX_TASKS + 1), hint)
+    hint = f"it has {most} images at most, and each output once"
+    values = _PER_NUMBER * most * 3 * math.prod(size) + 2 * most + _PER_OUTPUT * (MAX_TASKS + 1)
+    check_json(text, values, hint)
     try:
         request = InferRequest.model_validate_json(text)
     except ValidationError as error:
@@ -82,7 +73,7 @@ def read_inference(
     if tensor.shape[0] > most:
         raise too_many(most)
     if tensor.name == PIXELS:
-        images = _pixels(tensor, body, numbers, size)
+        images = _pixels(tensor, body, size)
     else:
         images = _encoded(tensor, body, most)
     body.clear()
@@ -90,67 +81,39 @@ def read_inference(
 
 
 def read_vectors(body: bytearray, features: int) -> Upload:
-    """Vectors with labels, which a task is taught from; anything wrong is a Refusal.
+    """Vectors with labels, which a task is taught from; anything wrong is a Problem.
 
     They are one array of float32, (vectors, features). Clears the body.
     """
-    numbers = _cut_numbers(body, MAX_VECTORS * (features + 1), _VECTORS)
-    hint = f"beside numbers, it has a name for each of {MAX_VECTORS:,} vectors at most"
-    check_json(body, MAX_VECTORS + _PER_OUTPUT, hint)
+    hint = f"it has {MAX_VECTORS:,} vectors at most, and a name for each"
+    check_json(body, MAX_VECTORS * (features + 3) + _PER_OUTPUT, hint)
     try:
         request = TeachRequest.model_validate_json(body)
     except ValidationError as error:
         raise invalid(error, "The JSON body") from None
     body.clear()
-    shape, vectors = (len(request.labels), features), None
-    if numbers and request.vectors == _PLACE:
-        vectors = _read_numbers(numbers, shape)
+    shape = len(request.labels), features
+    vectors = _floats(request.vectors, shape)
     if vectors is None:
-        raise Refusal(
+        raise Problem(
             422,
             f"The vectors are not {shape[0]} lists of {features} numbers; send one for each label, "
             "as /v1/embed gives them for base.",
         )
     if not (np.abs(vectors) < _LARGEST).all():
-        raise Refusal(422, "A vector has values that no backbone gives; send those of /v1/embed.")
+        raise Problem(422, "A vector has values that no backbone gives; send those of /v1/embed.")
     return Upload([("vectors", vectors.tobytes())], request, shape=shape)
 
 
-# Numbers as JSON, nested or flat: Python objects of all of them would take ten times their text
-
-
-def _cut_numbers(text: bytearray, most: int, begin: re.Pattern[bytes] = _DATA) -> bytes:
-    """Take the numbers of a tensor out of the JSON; more than `most` are a Refusal."""
-    place = begin.search(text)
-    found = _NUMBERS.match(text, place.end()) if place else None
-    if found is None:
-        return b""
-    start, end = found.span()
-    if max(text.count(b",", start, end), text.count(b"[", start, end)) > most:
-        raise Refusal(422, f"The request has more than {most:,} numbers, which is the limit.")
-    numbers = bytes(memoryview(text)[start:end])
-    text[start:end] = json.dumps(_PLACE).encode()
-    return numbers
-
-
-def _read_numbers(text: bytes, shape: Sequence[int]) -> Floats | None:
-    """All numbers, flat; None if they are no tensor of this shape."""
-    marks = text.translate(None, _OF_NUMBERS)
-    if marks not in (_marks(shape), _marks([math.prod(shape)])):
-        return None
+def _floats(numbers: list[Any] | None, shape: Sequence[int]) -> Floats | None:
+    """Numbers of JSON, flat or nested, as float32; None if they are no tensor of this shape."""
     try:
-        found = np.fromstring(text.translate(_AS_SPACES), dtype="<f4", sep=",")
-    except ValueError:
+        found = np.array(numbers)
+    except ValueError:  # lists of different lengths
         return None
-    return found if found.size == math.prod(shape) else None
-
-
-def _marks(shape: Sequence[int]) -> bytes:
-    """The brackets and commas of a nested list."""
-    marks = b""
-    for count in reversed(shape):
-        marks = b"[" + (marks + b",") * (count - 1) + marks + b"]"
-    return marks
+    fits = found.shape in (tuple(shape), (math.prod(shape),)) and found.dtype.kind in "iuf"
+    with np.errstate(over="ignore"):  # what is too large is not finite
+        return found.astype("<f4") if fits else None
 
 
 # Tensors
@@ -168,7 +131,7 @@ def _encoded(tensor: InferInput, binary: bytearray, most: int) -> list[bytes]:
     else:
         images = _split(_exactly(binary, size), most)
     if len(images) != tensor.shape[0]:
-        raise Refusal(
+        raise Problem(
             422, f"{IMAGE} has the shape {tensor.shape}, and the images in it are {len(images)}."
         )
     return images
@@ -183,44 +146,42 @@ def _split(data: bytearray, most: int) -> list[bytes]:
         start = position + 4
         position = start + int.from_bytes(data[position:start], "little")
         if position > len(data) or start > len(data):
-            raise Refusal(422, f"The bytes of {IMAGE} end inside an image.")
+            raise Problem(422, f"The bytes of {IMAGE} end inside an image.")
         images.append(bytes(memoryview(data)[start:position]))
     return images
 
 
-def _pixels(
-    tensor: InferInput, binary: bytearray, numbers: bytes, size: Sequence[int]
-) -> list[bytes]:
+def _pixels(tensor: InferInput, binary: bytearray, size: Sequence[int]) -> list[bytes]:
     """The images of an FP32 tensor (n, 3, height, width), ready for the backbone."""
     shape = ", ".join(["n", "3", *map(str, size)])
     fits = len(tensor.shape) == 4 and tensor.shape[1:] == [3, *size]
     _check(tensor, "FP32", fits, f"[{shape}]")
-    count, pixels = math.prod(tensor.shape), None
+    count = math.prod(tensor.shape)
     if tensor.parameters.binary_data_size is not None:
         data = _exactly(binary, tensor.parameters.binary_data_size)
         if len(data) != 4 * count:
-            raise Refusal(
+            raise Problem(
                 422,
                 f"{PIXELS} has the shape {tensor.shape}, so it needs {4 * count:,} bytes, and has "
                 f"{len(data):,}.",
             )
-        pixels = np.frombuffer(data, dtype="<f4")
-    elif numbers and tensor.data == _PLACE:
-        pixels = _read_numbers(numbers, tensor.shape)
+        pixels: Floats | None = np.frombuffer(data, dtype="<f4")
+    else:
+        pixels = _floats(tensor.data, tensor.shape)
     if pixels is None:
-        raise Refusal(
+        raise Problem(
             422,
             f"The data of {PIXELS} are not the {count:,} numbers of the shape {tensor.shape}; send "
             "a flat list of numbers, or one that is nested like the shape.",
         )
     if not np.isfinite(pixels).all():
-        raise Refusal(422, f"{PIXELS} has values that are not finite.")
+        raise Problem(422, f"{PIXELS} has values that are not finite.")
     return [image.tobytes() for image in pixels.reshape(tensor.shape)]
 
 
 def _check(tensor: InferInput, datatype: str, fits: bool, shape: str) -> None:
     if tensor.datatype != datatype or not fits or tensor.shape[0] < 1:
-        raise Refusal(
+        raise Problem(
             422,
             f"The input {printable(tensor.name, 40)} has the datatype "
             f"{printable(tensor.datatype, 20)} and the shape {tensor.shape}; send {datatype} "
@@ -230,7 +191,7 @@ def _check(tensor: InferInput, datatype: str, fits: bool, shape: str) -> None:
 
 def _exactly(binary: bytearray, size: int) -> bytearray:
     if len(binary) != size:
-        raise Refusal(
+        raise Problem(
             400,
             f"{len(binary):,} bytes follow the JSON, and binary_data_size is {size:,}; the JSON "
             "ends where Inference-Header-Content-Length says.",

@@ -11,7 +11,6 @@ import math
 import multiprocessing
 import os
 import signal
-import socket
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
@@ -69,8 +68,7 @@ class Decoder:
         self.settings, self.failed = settings, ""
         self._images = 0  # that it still holds
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engram-decoder")
-        self._connection, theirs = socket.socketpair()
-        weakref.finalize(self, self._connection.close)  # the process ends with it
+        self._connection, theirs = multiprocessing.Pipe()  # the process ends with it
         limits = settings.decode_memory, math.ceil(settings.decode_timeout) + 1
         start_fork_server()  # another, if it was killed
         context = multiprocessing.get_context("forkserver")
@@ -81,13 +79,7 @@ class Decoder:
     @property
     def alive(self) -> bool:
         """Whether it waits for a message: a process that has ended closes its connection."""
-        try:
-            self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False
+        return not self._connection.poll()
 
     async def read(
         self, options: type[Options], body: bytearray, **form: Any
@@ -124,10 +116,8 @@ class Decoder:
                 send(self._connection, {"do": "forget"})
 
     def kill(self) -> None:
-        """End the process at once, whatever it does, and the thread that waits for it."""
+        """End the process at once, whatever it does, and so the thread that waits for it."""
         self.process.kill()
-        with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
 
     async def _ask(self, message: Document, data: bytearray) -> tuple[Document, bytearray]:
         """The answer to a message; if there is none, a Problem about `what` it is about."""

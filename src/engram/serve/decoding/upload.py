@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
+from engram.serve.problems import Problem
 from engram.serve.routes.schemas import MAX_TASKS, Options, json_body
 from engram.util.text import counted, printable
 
@@ -25,14 +27,6 @@ MAX_UNICODE_BYTES = 100_000  # of a JSON body that has more than ASCII
 
 # Other escapes than those of the first 256 characters, which take one byte each in memory.
 _UNICODE_ESCAPE = re.compile(rb"\\u(?!00)")
-
-
-class Refusal(Exception):
-    """A request that is answered with this status and sentence."""
-
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status, self.sentence = status, sentence
 
 
 @dataclass(frozen=True)
@@ -48,13 +42,13 @@ class Upload:
 
 
 def read_upload(options: type[Options], kind: str, body: bytearray, most: int) -> Upload:
-    """At most so many images, and options, from a body; anything wrong is a Refusal.
+    """At most so many images, and options, from a body; anything wrong is a Problem.
 
     `kind` is its content type. The body is cleared as soon as it is not needed any more.
     """
     if kind.partition(";")[0].strip().lower() == "application/json":
         return _from_json(options, body, most)
-    return _from_fields(options, _read_form(kind, body, most))
+    return _from_form(options, kind, body, most)
 
 
 # JSON
@@ -81,7 +75,7 @@ def decode_base64(texts: list[Any]) -> list[bytes]:
             images.append(base64.b64decode(texts.pop(), validate=True))
         except (binascii.Error, TypeError, ValueError):
             name = f"image {len(images) + 1}"
-            raise Refusal(422, f"{name} is not valid base64, as images in JSON are.") from None
+            raise Problem(422, f"{name} is not valid base64, as images in JSON are.") from None
     return images
 
 
@@ -98,11 +92,11 @@ def check_json(text: bytearray, most: int, hint: str) -> None:
     its text take four bytes.
     """
     if sum(text.count(mark) for mark in (b",", b"[", b"{")) > most:
-        raise Refusal(422, f"The JSON has more than {most:,} values, which is the limit; {hint}.")
+        raise Problem(422, f"The JSON has more than {most:,} values, which is the limit; {hint}.")
     if len(text) <= MAX_UNICODE_BYTES:
         return
     if not text.isascii() or _UNICODE_ESCAPE.search(text):
-        raise Refusal(
+        raise Problem(
             422,
             f"The JSON body has characters outside ASCII, and more than {MAX_UNICODE_BYTES:,} "
             "bytes; images in base64 and the names of tasks need ASCII only.",
@@ -112,148 +106,106 @@ def check_json(text: bytearray, most: int, hint: str) -> None:
 # Forms
 
 
-@dataclass
-class _FormPart:
-    """A field of a form, or a file if there is a file name."""
+def _from_form(options: type[Options], kind: str, body: bytearray, most: int) -> Upload:
+    files, fields, ends = list[File](), list[Field](), list[bool]()
 
-    disposition: bytes = b""
-    field_name: str = ""
-    file_name: str | None = None
-    data: bytearray = field(default_factory=bytearray)
+    def keep_file(file: File) -> None:
+        files.append(file)
+        if len(files) > most:
+            raise too_many(most)
 
+    def keep_field(one: Field) -> None:
+        fields.append(one)
+        if len(fields) > MAX_FIELDS:
+            raise Problem(400, f"The form has more than {MAX_FIELDS:,} fields; send fewer.")
 
-class _FormReader:
-    """Collects the parts of a form; the parser calls the methods in the order of the body."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.parts: list[_FormPart] = []
-        self.complete = False
-        self._files = self._field_bytes = 0
-        self._header, self._value = bytearray(), bytearray()
-
-    def on_part_begin(self) -> None:
-        self.parts.append(_FormPart())
-
-    def on_header_field(self, data: bytes, start: int, end: int) -> None:
-        self._header += data[start:end]
-
-    def on_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def on_header_end(self) -> None:
-        if self._header.lower() == b"content-disposition":
-            self.parts[-1].disposition = bytes(self._value)
-        self._header.clear()
-        self._value.clear()
-
-    def on_headers_finished(self) -> None:
-        part = self.parts[-1]
-        _, options = parse_options_header(part.disposition)
-        if b"name" not in options:
-            raise Refusal(400, "The form cannot be read: a part has no name.")
-        part.field_name = _text(options[b"name"])
-        if b"filename" in options:
-            part.file_name = _text(options[b"filename"])
-            self._files += 1
-        if self._files > self.most:
-            raise too_many(self.most)
-        if len(self.parts) - self._files > MAX_FIELDS:
-            raise Refusal(400, f"The form has more than {MAX_FIELDS:,} fields; send fewer.")
-
-    def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        part = self.parts[-1]
-        part.data += memoryview(data)[start:end]
-        if part.file_name is not None:
-            return
-        self._field_bytes += end - start
-        if self._field_bytes > MAX_FIELDS_BYTES:
-            raise Refusal(
-                400, f"The fields of the form have more than {MAX_FIELDS_BYTES:,} bytes; send less."
-            )
-        if len(part.data) > MAX_FIELD_BYTES:
-            raise Refusal(
-                400,
-                f"The field {printable(part.field_name, 40)!r} has more than {MAX_FIELD_BYTES:,} "
-                "bytes; an image needs a filename.",
-            )
-
-    def on_end(self) -> None:
-        self.complete = True
-
-
-def _read_form(kind: str, body: bytearray, most: int) -> list[_FormPart]:
-    boundary = parse_options_header(kind)[1].get(b"boundary")
-    if not boundary:
-        raise Refusal(400, "The form cannot be read: its content type has no boundary.")
-    reader = _FormReader(most)
-    callbacks: Any = {name: getattr(reader, name) for name in dir(reader) if name[:3] == "on_"}
     try:
-        parser = MultipartParser(boundary, callbacks)
+        parser = FormParser(
+            "multipart/form-data",
+            keep_field,
+            keep_file,
+            on_end=lambda: ends.append(True),
+            boundary=parse_options_header(kind)[1].get(b"boundary") or None,
+            config={"MAX_MEMORY_FILE_SIZE": math.inf},  # in no file on disk
+        )
         parser.write(body)  # type: ignore[arg-type]  # it only slices and searches
         parser.finalize()
     except FormParserError as error:
         reason = printable(str(error)).rstrip(".")
-        raise Refusal(400, f"The form cannot be read: {reason}.") from None
-    if not reader.complete:
-        raise Refusal(400, "The form cannot be read: it ends before its last boundary.")
+        raise Problem(400, f"The form cannot be read: {reason}.") from None
+    if not ends:
+        raise Problem(400, "The form cannot be read: it ends before its last boundary.")
     body.clear()
-    return reader.parts
-
-
-def _text(data: bytes | bytearray) -> str:
+    values = _fields(fields)
+    images = [_image(file, f"image {i + 1}") for i, file in enumerate(files)]
+    if not images:
+        raise Problem(422, "There is no image; send at least one file in the field image.")
     try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data.decode("latin-1")
+        return Upload(images, options.model_validate(values))
+    except ValidationError as error:
+        raise invalid(error, "The form") from None
 
 
-def _from_fields(allowed: type[Options], parts: list[_FormPart]) -> Upload:
-    images: list[tuple[str, bytes]] = []
+def _image(file: File, name: str) -> tuple[str, bytes]:
+    if file.field_name != b"image":
+        shown = printable(_text(file.field_name), 40)
+        raise Problem(422, f"The field {shown!r} is a file; only image may be one.")
+    with file.file_object as data:
+        data.seek(0)
+        return printable(_text(file.file_name) or name, 80), data.read()
+
+
+def _fields(fields: list[Field]) -> dict[str, Any]:
+    """The options in the fields of a form."""
+    if sum(len(one.value or b"") for one in fields) > MAX_FIELDS_BYTES:
+        raise Problem(
+            400, f"The fields of the form have more than {MAX_FIELDS_BYTES:,} bytes; send less."
+        )
     options: dict[str, Any] = {}
-    for part in parts:
-        name, shown = part.field_name, printable(part.field_name, 40)
-        if name == "image" and part.file_name is not None:
-            file_name = printable(part.file_name or f"image {len(images) + 1}", 80)
-            images.append((file_name, bytes(part.data)))
-            part.data.clear()
-        elif name == "image":
-            raise Refusal(422, "The field image holds text; send a file, with a filename.")
-        elif part.file_name is not None:
-            raise Refusal(422, f"The field {shown!r} is a file; only image may be one.")
-        elif name == "tasks":
-            options.setdefault("tasks", []).extend(_text(part.data).split(","))
+    for one in fields:
+        name, text = _text(one.field_name), _text(one.value)
+        if len(one.value or b"") > MAX_FIELD_BYTES:
+            raise Problem(
+                400,
+                f"The field {printable(name, 40)!r} has more than {MAX_FIELD_BYTES:,} bytes; an "
+                "image needs a filename.",
+            )
+        if name == "image":
+            raise Problem(422, "The field image holds text; send a file, with a filename.")
+        if name == "tasks":
+            options.setdefault("tasks", []).extend(text.split(","))
         elif name in options:
-            raise Refusal(422, f"The field {shown!r} is given twice.")
+            raise Problem(422, f"The field {printable(name, 40)!r} is given twice.")
         else:
-            text = _text(part.data)
             # Python refuses to read thousands of digits; the limit is far below them
             is_number = name == "top_k" and text.isdecimal() and len(text) < 100
             options[name] = int(text) if is_number else text
-    if not images:
-        raise Refusal(422, "There is no image; send at least one file in the field image.")
+    return options
+
+
+def _text(data: bytes | None) -> str:
     try:
-        return Upload(images, allowed.model_validate(options))
-    except ValidationError as error:
-        raise invalid(error, "The form") from None
+        return (data or b"").decode()
+    except UnicodeDecodeError:
+        return (data or b"").decode("latin-1")
 
 
 # Errors
 
 
-def too_many(most: int) -> Refusal:
+def too_many(most: int) -> Problem:
     """For a request with more images than one may have."""
-    return Refusal(422, f"A request may have {counted(most, 'image')} at most; send fewer.")
+    return Problem(422, f"A request may have {counted(most, 'image')} at most; send fewer.")
 
 
-def invalid(error: ValidationError, what: str, most: int = 0) -> Refusal:
+def invalid(error: ValidationError, what: str, most: int = 0) -> Problem:
     """The first error as a sentence; a body that is not JSON at all gets status 400."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid":
-        return Refusal(400, f"{what} is not JSON: {printable(first['msg'])}.")
+        return Problem(400, f"{what} is not JSON: {printable(first['msg'])}.")
     if first["type"] == "too_long" and first["loc"] == ("images",):
         return too_many(most)
     where = ".".join(str(part) for part in first["loc"])
-    return Refusal(
+    return Problem(
         422, f"{what} is invalid at {printable(where, 60)!r}: {printable(first['msg'])}."
     )

@@ -12,8 +12,7 @@ import json
 import os
 import resource
 import signal
-import socket
-import struct
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_box, evaluation_view
 from engram.serve.decoding.formats import FORMATS, check_format
 from engram.serve.decoding.infer_body import read_inference, read_vectors
-from engram.serve.decoding.upload import Refusal, read_upload
+from engram.serve.decoding.upload import read_upload
+from engram.serve.problems import Problem
 from engram.serve.routes.schemas import OPTIONS, TeachOptions
 from engram.util.text import printable
 from engram.util.worker_processes import ignore_pillow_warnings
@@ -33,35 +33,19 @@ Document = dict[str, Any]
 
 GOOD, SMALLER = f"Send a good {FORMATS}.", "Send a smaller one."
 
-_SIZES = struct.Struct("!QQ")  # bytes of the document, bytes of the data
 
-
-def send(connection: socket.socket, document: Document, data: bytes | bytearray = b"") -> None:
+def send(connection: Connection, document: Document, data: bytes | bytearray = b"") -> None:
     """Send a message."""
-    text = json.dumps(document).encode()
-    connection.sendall(_SIZES.pack(len(text), len(data)) + text)
-    connection.sendall(data)
+    connection.send_bytes(json.dumps(document).encode())
+    connection.send_bytes(data)
 
 
-def receive(connection: socket.socket) -> tuple[Document, bytearray]:
+def receive(connection: Connection) -> tuple[Document, bytearray]:
     """Wait for a message; EOFError if the other side has closed the connection."""
-    text, data = (
-        bytearray(size) for size in _SIZES.unpack(_fill(connection, bytearray(_SIZES.size)))
-    )
-    return json.loads(_fill(connection, text)), _fill(connection, data)
+    return json.loads(connection.recv_bytes()), bytearray(connection.recv_bytes())
 
 
-def _fill(connection: socket.socket, data: bytearray) -> bytearray:
-    rest = memoryview(data)
-    while rest:
-        count = connection.recv_into(rest)
-        if count == 0:
-            raise EOFError
-        rest = rest[count:]
-    return data
-
-
-def work(connection: socket.socket, memory: int, seconds: int) -> None:
+def work(connection: Connection, memory: int, seconds: int) -> None:
     """Answer messages until the service closes the connection, or memory runs out.
 
     Args:
@@ -114,8 +98,8 @@ class BodyDecoder:
             if message["do"] == "decode":
                 return self._decode(message)
             return self._read(message, data), b""
-        except Refusal as refusal:
-            return {"status": refusal.status, "refused": refusal.sentence}, b""
+        except Problem as problem:
+            return {"status": problem.status, "refused": problem.sentence}, b""
         except (BadImage, MemoryError) as error:
             sentence, send = str(error).rstrip("."), GOOD
             if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
