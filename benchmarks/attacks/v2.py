@@ -31,13 +31,14 @@ from benchmarks.serve.malformed import form, good_picture
 from benchmarks.serve.soak import World
 from engram.images.preprocessing import Preprocessing
 from engram.model import MemoryViT
-from engram.serve.outputs import VALUE_BYTES, logits_name
+from engram.serve.outputs import logits_name
 from engram.serve.routes.infer import JSON_BYTES
 from engram.serve.service_settings import Settings
 from engram.store.compose import compose
 
 SIDE, CLASSES, IMAGES = 224, 150, 32
 BODY = 60 * MEGABYTE
+VALUE_BYTES = 4  # of a value in memory, at most
 SEGMENT, LOGITS = "/v2/models/seg/infer", logits_name("seg")
 REFUSED = (400, 413, 422)
 JSON = "application/json"

@@ -11,8 +11,9 @@ import torch
 from tests.support.serving import World
 
 from engram.inference.engine import OneByOne, TorchEngine
-from engram.serve.batching import Batcher, forward_asked, forward_views
+from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
+from engram.serve.outputs import forward_asked, forward_views
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
 from engram.serve.telemetry import Telemetry

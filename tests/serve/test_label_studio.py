@@ -19,13 +19,13 @@ from tests.support.serving import Opened, World, picture
 
 from engram.data.datasets import load
 from engram.errors import EngramError
-from engram.serve.label_settings import LabelSettings
 from engram.serve.label_studio import (
     LabelBackend,
     LabelSecrets,
     label_app,
     run_label_backend,
 )
+from engram.serve.service_settings import LabelSettings
 from engram.store.format import read_engram, serialise_engram
 
 CLASSES = ["plain", "other", "third one", "fourth"]

@@ -8,12 +8,13 @@ import pytest
 import torch
 from tests.support.serving import World
 
-from engram.serve.batching import forward_asked, forward_views
 from engram.serve.catalogue import Catalogue, Snapshot
 from engram.serve.outputs import (
     computed_values,
     copied,
     fetch,
+    forward_asked,
+    forward_views,
     kept_values,
     logits_name,
     output_shape,

@@ -15,8 +15,7 @@ from engram.cli.application import Backbone, Json, app
 from engram.cli.bars import bars
 from engram.cli.flags import OUTPUT, flags_from, option
 from engram.cli.terminal import show
-from engram.serve.label_settings import LabelSettings
-from engram.serve.service_settings import Settings
+from engram.serve.service_settings import LabelSettings, Settings
 from engram.util.description import Description
 from engram.util.settings import Given
 

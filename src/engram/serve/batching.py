@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,16 +14,9 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from engram.inference.engine import familiarity_name, stack_views
 from engram.serve.catalogue import Snapshot
 from engram.serve.limits import Shares
-from engram.serve.outputs import (
-    Outputs,
-    computed_values,
-    copied,
-    fetch,
-    task_name,
-)
+from engram.serve.outputs import Outputs, computed_values, copied, forward_asked
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
 from engram.serve.shadows import Shadows
@@ -214,48 +207,5 @@ class Batcher:
         if jobs[0].embeds or shadows.skips(waiting=bool(self._jobs)):
             return
         views, snapshot = [job.view for job in jobs], jobs[0].snapshot
-        compare = partial(shadows.compare, snapshot, views, outputs, seconds, forward_asked)
+        compare = partial(shadows.compare, snapshot, views, outputs, seconds)
         await self.in_engine_thread(compare)
-
-
-def forward_asked(
-    snapshot: Snapshot, views: Sequence[Tensor], asked: Sequence[Sequence[str]], embeds: bool
-) -> list[Outputs]:
-    """For each view the outputs that it is asked for, or vectors of tasks, fetched.
-
-    One pass. Where views are asked for different tasks, the model computes only those; an exported
-    graph computes for all what any of them is asked for.
-    """
-    tasks = [list(dict.fromkeys(task_name(name) for name in own)) for own in asked]
-    wanted = {name for own in tasks for name in own}
-    names = [name for name in snapshot.embedding_names if name in wanted]
-    if len({frozenset(own) for own in tasks}) == 1 or not snapshot.routes(names, embeds):
-        outputs = forward_views(snapshot, views, names, embeds)
-        places: Mapping[str, Sequence[int]] = {name: range(len(views)) for name in names}
-    else:
-        outputs = forward_views(snapshot, views, (), embeds, route=tasks)
-        places = snapshot.model.rows(tasks)
-    return fetch(snapshot, outputs, places, asked)
-
-
-def forward_views(
-    snapshot: Snapshot,
-    views: Sequence[Tensor],
-    names: Sequence[str],
-    embeds: bool = False,
-    route: Sequence[Sequence[str]] | None = None,
-) -> Outputs:
-    """Outputs and familiarity of these tasks for all views, or vectors, where they are computed.
-
-    With a `route`, those of each view's own tasks, as `MemoryViT.rows` says. An exported graph has
-    no routes.
-    """
-    own = snapshot.computing
-    pixels = stack_views(views, snapshot.preprocessing, own.device)
-    if embeds:
-        return own.embed(pixels, names, route)
-    if own is snapshot.engine:
-        outputs, familiarity = own.with_familiarity(pixels, names, route)
-    else:
-        outputs, familiarity = snapshot.engine.with_familiarity(pixels, names)
-    return outputs | {familiarity_name(name): values for name, values in familiarity.items()}

@@ -48,6 +48,8 @@ class Snapshot:
     shapes: Mapping[str, tuple[int, ...]]  # of the output for one image, by name
     #: By task, a new version of it that does not answer yet: a snapshot of it and of its parents.
     shadows: Mapping[str, Snapshot] = field(default_factory=dict)
+    #: Descriptions of tasks as JSON, and of all under "", as they were written for requests.
+    documents: dict[str, bytes] = field(default_factory=dict)
 
     @cached_property
     def computing(self) -> TorchEngine:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import binascii
 import secrets
-import socket
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +25,10 @@ from fastapi.responses import Response
 
 from engram.errors import EngramError
 from engram.serve.hosts import AllowedHosts, is_loopback
-from engram.serve.label_settings import LabelSettings
+from engram.serve.launch import listen
 from engram.serve.middleware import add_handlers
 from engram.serve.problems import Problem
+from engram.serve.service_settings import LabelSettings
 from engram.util.files import make_folder, write_atomically
 from engram.util.flag_names import flag
 from engram.util.text import printable
@@ -324,14 +324,7 @@ def run_label_backend(
             "authentication)."
         )
     make_folder(out)
-    try:
-        listener = socket.create_server((settings.host, settings.port))
-    except OSError as error:
-        raise EngramError(
-            f"The backend cannot listen on {settings.host}, port {settings.port} "
-            f"({error.strerror or error}); choose others with --host and --port."
-        ) from None
-    with listener, httpx.Client(timeout=_SECONDS) as client:
+    with listen(settings.host, settings.port) as listener, httpx.Client(timeout=_SECONDS) as client:
         backend = LabelBackend(settings, task, out, own, client)
         ready(f"http://{settings.host}:{listener.getsockname()[1]}")
         app = label_app(backend, own.password)

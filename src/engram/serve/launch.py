@@ -60,7 +60,12 @@ class Job:
         _check_bundle(self.folder)
         connections_allowed(self.settings)
         _check_access(self.settings, self.token, self.ask_token)
-        return _listen(self.settings)
+        listener = listen(self.settings.host, self.settings.port)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # its connections have it, too
+            # One whose client does not read its answer would stay open for as long as it likes.
+            milliseconds = int(1000 * self.settings.timeout)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        return listener
 
 
 def serve(job: Job, show: Callable[[Description], None]) -> None:
@@ -124,20 +129,14 @@ def _check_access(settings: Settings, token: str | None, ask_token: str | None) 
         )
 
 
-def _listen(settings: Settings) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """An open port."""
     try:
-        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
-        address = (settings.host, settings.port)
-        listener = socket.create_server(address, family=family, backlog=512)
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=512)
     except (OSError, UnicodeError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
         raise EngramError(
-            f"The service cannot listen on {settings.host}, port {settings.port} ({reason}); "
-            "choose others with --host and --port."
+            f"The service cannot listen on {host}, port {port} ({reason}); choose others with "
+            "--host and --port."
         ) from None
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # its connections have it, too
-        # One whose client does not read its answer would stay open for as long as it likes.
-        listener.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * settings.timeout)
-        )
-    return listener

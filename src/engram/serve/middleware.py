@@ -132,7 +132,9 @@ def _problem(request: Request, error: Exception) -> Problem:
         case EngramError():
             return Problem(422, without_paths(str(error)))
         case RequestValidationError():
-            return Problem(422, f"The request is invalid: {error.errors()[0]['msg']}.")
+            first = error.errors()[0]
+            where = printable(".".join(map(str, first["loc"])), 60)
+            return Problem(422, f"The request is invalid: {first['msg']} ({where}).")
         case ClientDisconnect():
             return Problem(400, "The body ended before it was complete.")
         case HTTPException():

@@ -1,4 +1,4 @@
-"""Outputs of a pass about one image: tensors by name, and how many values they have.
+"""A forward pass of a snapshot, and its outputs about each image: tensors by name.
 
 A task's output has the name of the task. A segmentation's is a mask, because its logits are larger
 by the number of its classes; those are `logits_name(task)`. Where a task tells how familiar the
@@ -13,13 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from engram.inference.engine import familiarity_name, on_cpu
+from engram.inference.engine import familiarity_name, on_cpu, stack_views
 from engram.serve.catalogue import Snapshot
 from engram.serve.routes.schemas import LOGITS
 
 Outputs = dict[str, Tensor]  # of one image, by name
-
-VALUE_BYTES = 4  # of a value in memory, at most
 
 
 def logits_name(task: str) -> str:
@@ -61,6 +59,49 @@ def computed_values(snapshot: Snapshot, names: Iterable[str]) -> int:
     return sum(math.prod(snapshot.shapes.get(task, ())) for task in tasks)
 
 
+def forward_asked(
+    snapshot: Snapshot, views: Sequence[Tensor], asked: Sequence[Sequence[str]], embeds: bool
+) -> list[Outputs]:
+    """For each view the outputs that it is asked for, or vectors of tasks, fetched.
+
+    One pass. Where views are asked for different tasks, the model computes only those; an exported
+    graph computes for all what any of them is asked for.
+    """
+    tasks = [list(dict.fromkeys(task_name(name) for name in own)) for own in asked]
+    wanted = {name for own in tasks for name in own}
+    names = [name for name in snapshot.embedding_names if name in wanted]
+    if len({frozenset(own) for own in tasks}) == 1 or not snapshot.routes(names, embeds):
+        outputs = forward_views(snapshot, views, names, embeds)
+        places: Mapping[str, Sequence[int]] = {name: range(len(views)) for name in names}
+    else:
+        outputs = forward_views(snapshot, views, (), embeds, route=tasks)
+        places = snapshot.model.rows(tasks)
+    return fetch(snapshot, outputs, places, asked)
+
+
+def forward_views(
+    snapshot: Snapshot,
+    views: Sequence[Tensor],
+    names: Sequence[str],
+    embeds: bool = False,
+    route: Sequence[Sequence[str]] | None = None,
+) -> Outputs:
+    """Outputs and familiarity of these tasks for all views, or vectors, where they are computed.
+
+    With a `route`, those of each view's own tasks, as `MemoryViT.rows` says. An exported graph has
+    no routes.
+    """
+    own = snapshot.computing
+    pixels = stack_views(views, snapshot.preprocessing, own.device)
+    if embeds:
+        return own.embed(pixels, names, route)
+    if own is snapshot.engine:
+        outputs, familiarity = own.with_familiarity(pixels, names, route)
+    else:
+        outputs, familiarity = snapshot.engine.with_familiarity(pixels, names)
+    return outputs | {familiarity_name(name): values for name, values in familiarity.items()}
+
+
 def fetch(
     snapshot: Snapshot,
     computed: Mapping[str, Tensor],
@@ -88,15 +129,6 @@ def fetch(
     return found
 
 
-def copied(outputs: Sequence[Outputs]) -> list[Outputs]:
-    """Outputs of images that keep no memory of the pass: a row keeps the whole tensor.
-
-    In the thread of the passes, copies would lie between the large tensors of one pass and the
-    next, so this belongs in another thread.
-    """
-    return [{name: output.clone() for name, output in own.items()} for own in outputs]
-
-
 def _masks(snapshot: Snapshot, name: str, logits: Tensor) -> Sequence[Tensor] | Tensor:
     """The masks that logits make, uint8 (h, w); of logits that are not finite, one NaN."""
     if not is_mask(snapshot, name):
@@ -106,6 +138,15 @@ def _masks(snapshot: Snapshot, name: str, logits: Tensor) -> Sequence[Tensor] | 
         mask if is_finite(own) else torch.tensor(torch.nan)
         for mask, own in zip(masks, logits, strict=True)
     ]
+
+
+def copied(outputs: Sequence[Outputs]) -> list[Outputs]:
+    """Outputs of images that keep no memory of the pass: a row keeps the whole tensor.
+
+    In the thread of the passes, copies would lie between the large tensors of one pass and the
+    next, so this belongs in another thread.
+    """
+    return [{name: output.clone() for name, output in own.items()} for own in outputs]
 
 
 def is_finite(output: Tensor) -> bool:

@@ -8,20 +8,14 @@ waiting skips this for up to nine passes in ten, so that its clients wait for at
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from engram.serve.catalogue import Snapshot
 from engram.serve.log import Log
-from engram.serve.outputs import Outputs, is_finite
+from engram.serve.outputs import Outputs, forward_asked, is_finite
 from engram.serve.telemetry import Telemetry
-
-#: The outputs of some outputs' names for views, by a snapshot: `batching.forward_asked`.
-Forward: TypeAlias = Callable[
-    [Snapshot, Sequence[Tensor], Sequence[Sequence[str]], bool], list[Outputs]
-]
 
 MOST_SKIPPED = 9  # passes in a row that are not compared, of a service with images waiting
 
@@ -43,7 +37,6 @@ class Shadows:
         views: Sequence[Tensor],
         outputs: Sequence[Outputs],
         seconds: float,
-        forward: Forward,
     ) -> None:
         """Run the shadows of the tasks in `outputs`, which took a pass of so many seconds.
 
@@ -55,7 +48,7 @@ class Shadows:
                 continue
             began = time.perf_counter()
             try:
-                found = forward(shadow, [views[i] for i in rows], [[name]] * len(rows), False)
+                found = forward_asked(shadow, [views[i] for i in rows], [[name]] * len(rows), False)
                 own = time.perf_counter() - began
                 pairs = [(outputs[i][name], one[name]) for i, one in zip(rows, found, strict=True)]
                 shares = [agreement(snapshot, shadow, name, *pair) for pair in pairs]

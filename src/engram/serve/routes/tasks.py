@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -34,7 +34,6 @@ _ENGRAM_FILE = {"type": "string", "format": "binary", "minLength": 1}
 def tasks_router(catalogue: Catalogue, settings: Settings, tokens: Tokens, log: Log) -> APIRouter:
     """The endpoints about tasks; those that change them need the token."""
     router = APIRouter()
-    documents = Documents(settings.engine, tokens.attach is not None)
 
     @router.get(
         "/v1/tasks",
@@ -48,7 +47,8 @@ def tasks_router(catalogue: Catalogue, settings: Settings, tokens: Tokens, log: 
         tag = f'"{snapshot.tag}"'
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"ETag": tag})
-        return await documents.response(snapshot, headers={"ETag": tag})
+        describe = partial(task_list, snapshot, settings.engine, tokens.attach is not None)
+        return await _document(snapshot, "", describe, {"ETag": tag})
 
     @router.get(
         "/v1/tasks/{name}",
@@ -58,7 +58,7 @@ def tasks_router(catalogue: Catalogue, settings: Settings, tokens: Tokens, log: 
         dependencies=tokens.to_ask,
     )
     async def task(name: str) -> Response:
-        return await documents.response(catalogue.now, name)
+        return await _described(catalogue.now, name)
 
     def log_change(event: str, request: Request, name: str, content: str) -> None:
         log.event(event, client=client_address(request.scope), task=name, content=content)
@@ -95,13 +95,13 @@ def tasks_router(catalogue: Catalogue, settings: Settings, tokens: Tokens, log: 
             known = new.shadows[name] if shadow else new
             event = "attached shadow" if shadow else "attached" if created else "replaced"
             log_change(event, request, name, known.contents[name])
-        return await documents.response(new, name, status_code=201 if created else 200)
+        return await _described(new, name, 201 if created else 200)
 
     def change_endpoint(path: str, event: str, change: Change, summary: str) -> None:
         async def changed(name: str, request: Request) -> Response:
             snapshot = await asyncio.to_thread(change, name)
             log_change(event, request, name, snapshot.contents[name])
-            return await documents.response(snapshot, name)
+            return await _described(snapshot, name)
 
         router.add_api_route(
             path,
@@ -163,36 +163,34 @@ def _condition(request: Request) -> Condition:
     return check
 
 
-class Documents:
-    """The descriptions of tasks as JSON, written once for each snapshot and not for each request.
+async def _described(snapshot: Snapshot, name: str, status: int = 200) -> Response:
+    """The description of a task; a Problem if there is no such task."""
+    snapshot.engram(name)  # raises the Problem
+    headers = {"ETag": f'"{snapshot.contents[name]}"'}
+    return await _document(snapshot, name, partial(task_detail, snapshot, name), headers, status)
+
+
+async def _document(
+    snapshot: Snapshot,
+    name: str,
+    describe: Callable[[], dict[str, Any]],
+    headers: dict[str, str],
+    status: int = 200,
+) -> Response:
+    """A description as JSON, written once for each snapshot and not for each request.
 
     An engram may have 100,000 metrics. A thread writes them, in many small steps, so that other
     requests are answered meanwhile.
     """
 
-    def __init__(self, engine: str, attaching: bool) -> None:
-        self._engine, self._attaching = engine, attaching
-        self._written: WeakKeyDictionary[Snapshot, dict[str, bytes]] = WeakKeyDictionary()
-
-    async def response(self, snapshot: Snapshot, name: str = "", **settings: Any) -> Response:
-        """One task, or all; a Problem if there is no such task."""
-        written = self._written.setdefault(snapshot, {})
-        if name:
-            snapshot.engram(name)  # raises the Problem
-        if name not in written:
-            written[name] = await asyncio.to_thread(self._write, snapshot, name)
-        if name:
-            settings["headers"] = {"ETag": f'"{snapshot.contents[name]}"'}
-        return Response(written[name], media_type="application/json", **settings)
-
-    def _write(self, snapshot: Snapshot, name: str) -> bytes:
-        if name:
-            document = task_detail(snapshot, name)
-        else:
-            document = task_list(snapshot, self._engine, self._attaching)
+    def write() -> bytes:
         # Not in one call: json.dumps lets no other thread run until it has finished.
         encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return "".join(encoder.iterencode(document)).encode()
+        return "".join(encoder.iterencode(describe())).encode()
+
+    if name not in snapshot.documents:
+        snapshot.documents[name] = await asyncio.to_thread(write)
+    return Response(snapshot.documents[name], status, headers, "application/json")
 
 
 def task_info(snapshot: Snapshot, name: str) -> dict[str, Any]:
