@@ -23,7 +23,9 @@ from tests.support.serving import Launch, Server
 from tests.support.waiting import FUSE, wait_until
 from uvicorn.server import ServerState
 
-from engram.serve.connections import ConnectionLimits, ServiceProtocol
+from engram.serve.connections import ServiceProtocol
+from engram.serve.log import Log
+from engram.serve.service_settings import Settings
 
 ASK = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 PROXY, CLIENT, OTHER = "127.0.0.1", "127.0.0.2", "127.0.0.3"
@@ -34,7 +36,9 @@ Connect = Callable[[str], Awaitable[Stream]]
 # In one process
 
 
-def connecting(talk: Callable[[Connect, asyncio.Event], Awaitable[None]], *limits: int) -> None:
+def connecting(
+    talk: Callable[[Connect, asyncio.Event], Awaitable[None]], most: int, most_of_one: int
+) -> None:
     """Talk to a server with these limits, which answers when the event is set."""
 
     async def main() -> None:
@@ -44,7 +48,9 @@ def connecting(talk: Callable[[Connect, asyncio.Event], Awaitable[None]], *limit
             await answering.wait()
             await PlainTextResponse("yes")(scope, receive, send)
 
-        protocol = partial(ServiceProtocol, ConnectionLimits(*limits))
+        protocol = partial(
+            ServiceProtocol, Settings(client_connections=most_of_one), most, Log("text")
+        )
         config = uvicorn.Config(
             app,
             http=protocol,  # type: ignore[arg-type]

@@ -15,9 +15,10 @@ from starlette.types import Receive, Scope, Send
 from tests.support.waiting import FUSE
 from uvicorn.server import ServerState
 
-from engram.serve.connections import ConnectionLimits, ServiceProtocol
+from engram.serve.connections import ServiceProtocol
+from engram.serve.log import Log
+from engram.serve.service_settings import Settings
 
-LIMITS = ConnectionLimits(9, 9)
 ASK = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -39,7 +40,9 @@ def talk(words: Talk, seconds: float) -> None:
         config.timeout_keep_alive = seconds  # type: ignore[assignment]
         config.load()
         loop, state = asyncio.get_running_loop(), ServerState()
-        protocol = partial(ServiceProtocol, LIMITS, config, server_state=state, app_state={})
+        protocol = partial(
+            ServiceProtocol, Settings(), 9, Log("text"), config, server_state=state, app_state={}
+        )
         server = await loop.create_server(protocol, "127.0.0.1", 0)
         async with server, asyncio.timeout(FUSE):
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())

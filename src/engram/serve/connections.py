@@ -12,8 +12,6 @@ import asyncio
 import resource
 import socket
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -23,6 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engram.errors import EngramError
 from engram.serve.hosts import THIS_MACHINE, in_networks
+from engram.serve.log import Log
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
 from engram.util.flag_names import flag
@@ -33,25 +32,6 @@ _OWN = 128  # descriptors for everything else: files, libraries, threads
 _FEWEST = 16  # connections that a service is worth starting for
 
 
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """Limits on the open connections of a process.
-
-    Args:
-        most: How many there may be.
-        most_of_one: How many of them one address may have. A trusted proxy speaks for many clients,
-            and may have all.
-        trust_proxy: Addresses and networks of proxies, besides those on this machine.
-        on_refused: Called with the address and the status when a connection is refused, because all
-            that it could replace have a request in progress.
-    """
-
-    most: int
-    most_of_one: int
-    trust_proxy: tuple[str, ...] = ()
-    on_refused: Callable[[str, int], None] = lambda address, status: None
-
-
 class ServiceProtocol(H11Protocol):
     """A connection, closed when it is idle and another needs its place.
 
@@ -60,6 +40,9 @@ class ServiceProtocol(H11Protocol):
     now and then, would stay open for ever.
 
     A client that has sent all of its request may close its side of the connection, and is answered.
+
+    A process has `most` connections at the most, and one address `settings.client_connections` of
+    them. A trusted proxy speaks for many clients, and may have all.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -67,9 +50,11 @@ class ServiceProtocol(H11Protocol):
     _opened = 0.0
     _address = "unknown"
 
-    def __init__(self, limits: ConnectionLimits, *arguments: Any, **named: Any) -> None:
+    def __init__(
+        self, settings: Settings, most: int, log: Log, *arguments: Any, **named: Any
+    ) -> None:
         super().__init__(*arguments, **named)
-        self._limits = limits
+        self._settings, self._most, self._log = settings, most, log
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -113,15 +98,17 @@ class ServiceProtocol(H11Protocol):
 
     def _admit(self) -> None:
         """Close an idle connection for this one, or refuse it, where there are too many."""
-        limits, proxies = self._limits, (*THIS_MACHINE, *self._limits.trust_proxy)
+        settings, proxies = self._settings, (*THIS_MACHINE, *self._settings.trust_proxy)
         everyone: list[Any] = [
             one for one in self.connections if one is not self and not one.transport.is_closing()
         ]
         of = Counter(one._address for one in everyone)
-        if of[self._address] >= limits.most_of_one and not in_networks(self._address, proxies):
+        if of[self._address] >= settings.client_connections and not in_networks(
+            self._address, proxies
+        ):
             address, status = self._address, HTTPStatus.TOO_MANY_REQUESTS
             everyone = [one for one in everyone if one._address == address]
-        elif len(everyone) >= limits.most:
+        elif len(everyone) >= self._most:
             address, status = of.most_common(1)[0][0], HTTPStatus.SERVICE_UNAVAILABLE
         else:
             return
@@ -131,7 +118,7 @@ class ServiceProtocol(H11Protocol):
             oldest.transport.close()
         else:
             self._refuse(status)
-            limits.on_refused(self._address, status)
+            self._log.event_seldom("refused connection", client=self._address, status=status)
 
     def _is_idle(self) -> bool:
         """Whether nothing is asked, and nothing of an answer is still being sent."""
@@ -139,9 +126,9 @@ class ServiceProtocol(H11Protocol):
         return answered and not self.transport.get_write_buffer_size()
 
     def _refuse(self, status: HTTPStatus) -> None:
-        whose, most = ("The service has", self._limits.most)
+        whose, most = ("The service has", self._most)
         if status == HTTPStatus.TOO_MANY_REQUESTS:
-            whose, most = ("This address has", self._limits.most_of_one)
+            whose, most = ("This address has", self._settings.client_connections)
         sentence = (
             f"{whose} {most:,} connections with requests in progress, which is the limit; try "
             "again in a second."

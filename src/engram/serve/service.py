@@ -27,12 +27,7 @@ from prometheus_client import multiprocess
 from engram.errors import EngramError
 from engram.serve.app import create_app
 from engram.serve.catalogue import Catalogue
-from engram.serve.connections import (
-    ConnectionLimits,
-    Server,
-    ServiceProtocol,
-    connections_allowed,
-)
+from engram.serve.connections import Server, ServiceProtocol, connections_allowed
 from engram.serve.decoding.pool import start_fork_server
 from engram.serve.hosts import THIS_MACHINE, is_loopback
 from engram.serve.launch import Job
@@ -102,17 +97,10 @@ class Service:
         # uvicorn raises the signal again when it has finished; after SIGTERM nothing is left to do.
         signal.signal(signal.SIGTERM, lambda number, frame: None)
         settings = self.job.settings
-        limits = ConnectionLimits(
-            connections_allowed(settings),
-            settings.client_connections,
-            settings.trust_proxy,
-            lambda address, status: self.app.state.log.event_seldom(
-                "refused connection", client=address, status=status
-            ),
-        )
+        connections, log = connections_allowed(settings), self.app.state.log
         config = uvicorn.Config(
             self.app,
-            http=partial(ServiceProtocol, limits),  # type: ignore[arg-type]
+            http=partial(ServiceProtocol, settings, connections, log),  # type: ignore[arg-type]
             ws="none",
             log_level="error",
             access_log=False,

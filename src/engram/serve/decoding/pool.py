@@ -68,7 +68,8 @@ class Decoder:
         self.settings, self.failed = settings, ""
         self._images = 0  # that it still holds
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engram-decoder")
-        self._connection, theirs = multiprocessing.Pipe()  # the process ends with it
+        self._connection, theirs = multiprocessing.Pipe()
+        weakref.finalize(self, self._connection.close)  # the process ends with it, also at exit
         limits = settings.decode_memory, math.ceil(settings.decode_timeout) + 1
         start_fork_server()  # another, if it was killed
         context = multiprocessing.get_context("forkserver")

@@ -17,7 +17,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
 from engram.serve.problems import Problem
-from engram.serve.routes.schemas import MAX_TASKS, Options, json_body
+from engram.serve.routes.schemas import MAX_TASKS, Options, body_with_images
 from engram.util.text import counted, printable
 
 MAX_FIELDS = 1000
@@ -59,7 +59,7 @@ def _from_json(options: type[Options], body: bytearray, most: int) -> Upload:
     hint = f"it needs the list images, and may have {', '.join(known)}"
     check_json(body, most + MAX_TASKS + len(known), hint)
     try:
-        document = json_body(options, most).model_validate_json(body)
+        document = body_with_images(options, most).model_validate_json(body)
     except ValidationError as error:
         raise invalid(error, "The JSON body", most) from None
     body.clear()

@@ -34,9 +34,8 @@ from engram.serve.routes.schemas import (
     Prediction,
     PredictOptions,
     answer_limit,
+    body_with_images,
     error_responses,
-    form_body,
-    json_body,
     request_body,
 )
 from engram.serve.routes.writing import dump_json, numbers
@@ -52,8 +51,8 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
 
     def about(options: type[Options]) -> dict[str, Any]:
         forms = {
-            "multipart/form-data": form_body(options, settings.max_images),
-            "application/json": json_body(options, settings.max_images),
+            "multipart/form-data": body_with_images(options, settings.max_images, form=True),
+            "application/json": body_with_images(options, settings.max_images),
         }
         return {
             "description": answer_limit(settings.max_values),

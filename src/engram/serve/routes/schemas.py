@@ -53,38 +53,23 @@ class EmbedOptions(Options):
     """Options of /v1/embed."""
 
 
-#: Options of requests, by the name under which the service and its decoders know them.
+#: Options of requests with images, by the name under which the service and its decoders know them.
 OPTIONS: dict[str, type[Options]] = {
     options.__name__: options for options in (PredictOptions, EmbedOptions)
 }
 
 
-class WithImages(Options):
-    """A request as JSON: options, and images in base64."""
-
-    images: list[str]
-
-
 @cache
-def json_body(options: type[Options], max_images: int) -> type[WithImages]:
-    """The body of a request as JSON, with the limit of a service; its first error ends it."""
-    image = Annotated[str, Field(json_schema_extra={"format": "byte"})]
-    about = Field(min_length=1, max_length=max_images, description="Images in base64")
-    bases: Any = (options, WithImages)
-    body: type[WithImages] = create_model(
-        options.__name__.replace("Options", "Json"),
-        __base__=bases,
-        images=(Annotated[list[image], about, FailFast()], ...),
+def body_with_images(options: type[Options], most: int, *, form: bool = False) -> type[Any]:
+    """The body of a request, as JSON or a form, with the limit of a service on images."""
+    name, kind, how = (
+        ("image", "binary", "one file each") if form else ("images", "byte", "in base64")
     )
-    return body
-
-
-def form_body(options: type[Options], max_images: int) -> type[Options]:
-    """The body of a request as a form, for the OpenAPI document."""
-    image = Annotated[str, Field(json_schema_extra={"format": "binary"})]
-    about = Field(min_length=1, max_length=max_images, description="Images, one file each")
-    name = options.__name__.replace("Options", "Form")
-    return create_model(name, __base__=options, image=(Annotated[list[image], about], ...))
+    image = Annotated[str, Field(json_schema_extra={"format": kind})]
+    about = Field(min_length=1, max_length=most, description=f"Images, {how}")
+    fields: Any = {name: (Annotated[list[image], about, FailFast()], ...)}
+    model = options.__name__.replace("Options", "Form" if form else "Json")
+    return create_model(model, __base__=options, **fields)
 
 
 # Requests that teach
