@@ -4,14 +4,15 @@ The body is JSON. With the protocol's binary extension, tensors follow the JSON 
 header of the request says where the JSON ends.
 
 Values are counted before they become objects: an empty list takes three bytes of JSON and sixty of
-memory.
+memory. Numbers of pixels are cut out of the JSON, and never become objects.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +40,16 @@ from engram.util.text import printable
 
 Floats = npt.NDArray[np.float32]
 
+# Where the numbers of a tensor begin. In valid JSON this matches no text: a quote inside of one
+# follows a backslash.
+_DATA, _VECTORS = (
+    re.compile(rb'(?<=[{,\s])"%s"\s*:\s*(?=\[)' % name) for name in (b"data", b"vectors")
+)
+_NUMBERS = re.compile(rb"\[[\s\d.,eE+\-\[\]NaIinfty]*\]")  # also NaN and Infinity
+_OF_NUMBERS = b"0123456789.eE+-NaIinfty \t\r\n"
+_AS_SPACES = bytes.maketrans(b"[]", b"  ")
+_PLACE = [None]  # what the JSON has in place of numbers
 _LARGEST = 1e6  # value of a vector: squares of larger ones are rounded away, or not finite
-_PER_NUMBER = 2  # a comma, and in a list of lists a bracket
 _PER_OUTPUT = 8  # values that describe one output, with room for fields of other servers
 
 
@@ -61,9 +70,9 @@ def read_inference(
     if json_bytes is not None:
         text = body[:json_bytes]
         del body[:json_bytes]  # the binary tensors stay where they are
-    hint = f"it has {most} images at most, and each output once"
-    values = _PER_NUMBER * most * 3 * math.prod(size) + 2 * most + _PER_OUTPUT * (MAX_TASKS + 1)
-    check_json(text, values, hint)
+    numbers = _cut_numbers(text, most * 3 * math.prod(size))
+    hint = f"beside pixels, it has {most} images at most, and each output once"
+    check_json(text, 2 * most + _PER_OUTPUT * (MAX_TASKS + 1), hint)
     try:
         request = InferRequest.model_validate_json(text)
     except ValidationError as error:
@@ -73,7 +82,7 @@ def read_inference(
     if tensor.shape[0] > most:
         raise too_many(most)
     if tensor.name == PIXELS:
-        images = _pixels(tensor, body, size)
+        images = _pixels(tensor, body, numbers, size)
     else:
         images = _encoded(tensor, body, most)
     body.clear()
@@ -85,15 +94,17 @@ def read_vectors(body: bytearray, features: int) -> Upload:
 
     They are one array of float32, (vectors, features). Clears the body.
     """
-    hint = f"it has {MAX_VECTORS:,} vectors at most, and a name for each"
-    check_json(body, MAX_VECTORS * (features + 3) + _PER_OUTPUT, hint)
+    numbers = _cut_numbers(body, MAX_VECTORS * (features + 1), _VECTORS)
+    hint = f"beside numbers, it has a name for each of {MAX_VECTORS:,} vectors at most"
+    check_json(body, MAX_VECTORS + _PER_OUTPUT, hint)
     try:
         request = TeachRequest.model_validate_json(body)
     except ValidationError as error:
         raise invalid(error, "The JSON body") from None
     body.clear()
-    shape = len(request.labels), features
-    vectors = _floats(request.vectors, shape)
+    shape, vectors = (len(request.labels), features), None
+    if numbers and request.vectors == _PLACE:
+        vectors = _read_numbers(numbers, shape)
     if vectors is None:
         raise Problem(
             422,
@@ -105,15 +116,41 @@ def read_vectors(body: bytearray, features: int) -> Upload:
     return Upload([("vectors", vectors.tobytes())], request, shape=shape)
 
 
-def _floats(numbers: list[Any] | None, shape: Sequence[int]) -> Floats | None:
-    """Numbers of JSON, flat or nested, as float32; None if they are no tensor of this shape."""
-    try:
-        found = np.array(numbers)
-    except ValueError:  # lists of different lengths
+# Numbers as JSON, nested or flat: Python objects of all of them would take ten times their text
+
+
+def _cut_numbers(text: bytearray, most: int, begin: re.Pattern[bytes] = _DATA) -> bytes:
+    """Take the numbers of a tensor out of the JSON; more than `most` are a Problem."""
+    place = begin.search(text)
+    found = _NUMBERS.match(text, place.end()) if place else None
+    if found is None:
+        return b""
+    start, end = found.span()
+    if max(text.count(b",", start, end), text.count(b"[", start, end)) > most:
+        raise Problem(422, f"The request has more than {most:,} numbers, which is the limit.")
+    numbers = bytes(memoryview(text)[start:end])
+    text[start:end] = json.dumps(_PLACE).encode()
+    return numbers
+
+
+def _read_numbers(text: bytes, shape: Sequence[int]) -> Floats | None:
+    """All numbers, flat; None if they are no tensor of this shape."""
+    marks = text.translate(None, _OF_NUMBERS)
+    if marks not in (_marks(shape), _marks([math.prod(shape)])):
         return None
-    fits = found.shape in (tuple(shape), (math.prod(shape),)) and found.dtype.kind in "iuf"
-    with np.errstate(over="ignore"):  # what is too large is not finite
-        return found.astype("<f4") if fits else None
+    try:
+        found = np.fromstring(text.translate(_AS_SPACES), dtype="<f4", sep=",")
+    except ValueError:
+        return None
+    return found if found.size == math.prod(shape) else None
+
+
+def _marks(shape: Sequence[int]) -> bytes:
+    """The brackets and commas of a nested list."""
+    marks = b""
+    for count in reversed(shape):
+        marks = b"[" + (marks + b",") * (count - 1) + marks + b"]"
+    return marks
 
 
 # Tensors
@@ -151,12 +188,14 @@ def _split(data: bytearray, most: int) -> list[bytes]:
     return images
 
 
-def _pixels(tensor: InferInput, binary: bytearray, size: Sequence[int]) -> list[bytes]:
+def _pixels(
+    tensor: InferInput, binary: bytearray, numbers: bytes, size: Sequence[int]
+) -> list[bytes]:
     """The images of an FP32 tensor (n, 3, height, width), ready for the backbone."""
     shape = ", ".join(["n", "3", *map(str, size)])
     fits = len(tensor.shape) == 4 and tensor.shape[1:] == [3, *size]
     _check(tensor, "FP32", fits, f"[{shape}]")
-    count = math.prod(tensor.shape)
+    count, pixels = math.prod(tensor.shape), None
     if tensor.parameters.binary_data_size is not None:
         data = _exactly(binary, tensor.parameters.binary_data_size)
         if len(data) != 4 * count:
@@ -165,9 +204,9 @@ def _pixels(tensor: InferInput, binary: bytearray, size: Sequence[int]) -> list[
                 f"{PIXELS} has the shape {tensor.shape}, so it needs {4 * count:,} bytes, and has "
                 f"{len(data):,}.",
             )
-        pixels: Floats | None = np.frombuffer(data, dtype="<f4")
-    else:
-        pixels = _floats(tensor.data, tensor.shape)
+        pixels = np.frombuffer(data, dtype="<f4")
+    elif numbers and tensor.data == _PLACE:
+        pixels = _read_numbers(numbers, tensor.shape)
     if pixels is None:
         raise Problem(
             422,
