@@ -60,6 +60,15 @@ Backbone = Annotated[
     str | None,
     option(MODEL, "Path or Hub id of the backbone, if it has moved.", metavar="BACKBONE"),
 ]
+OwnBackbone = Annotated[
+    str,
+    option(
+        MODEL,
+        "The backbone: a path, a Hub id, a name that `engram backbones` lists, pico, or auto, the "
+        "one that fit would take.",
+        metavar="BACKBONE",
+    ),
+]
 ImageSize = Annotated[
     int | None, option(TASK, "Height and width of images in pixels, if not the backbone's own.")
 ]
@@ -88,7 +97,7 @@ Tasks = Annotated[
 ]
 OutFolder = Annotated[Path, option(OUTPUT, "The folder to write.", "-o", "--out")]
 OutEngram = Annotated[Path, option(OUTPUT, "The engram to write.", "-o", "--out")]
-Overwrite = Annotated[bool, option(OUTPUT, "Replace the file if it exists.", "--overwrite")]
+Overwrite = Annotated[bool, option(OUTPUT, "Replace what is there.", "--overwrite")]
 
 
 def _version(wanted: bool) -> None:

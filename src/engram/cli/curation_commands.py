@@ -15,6 +15,7 @@ from engram.cli.application import (
     Device,
     ImageSize,
     Json,
+    OwnBackbone,
     Precision,
     Threads,
     Workers,
@@ -22,6 +23,7 @@ from engram.cli.application import (
 )
 from engram.cli.bars import bars
 from engram.cli.flags import DATA, MODEL, OUTPUT, flags_from, option
+from engram.cli.inputs import model_of
 from engram.cli.terminal import announce, show
 from engram.errors import EngramError
 from engram.inference.bulk.bulk_settings import PoolSettings
@@ -34,7 +36,12 @@ from engram.util.text import counted
 
 if TYPE_CHECKING:
     from engram.curation.suggest import Suggestions
-    from engram.model import MemoryViT
+
+
+_NO_TASK = (
+    "No task was given; give --task FILE.safetensors, or --backbone to choose the first images to "
+    "label before there is a task."
+)
 
 
 @app.command(name="data")
@@ -72,14 +79,7 @@ def check_command(
     csv: Annotated[
         Path | None, option(OUTPUT, "Also write all findings as a table.", metavar="FILE.csv")
     ] = None,
-    backbone: Annotated[
-        str,
-        option(
-            None,
-            "Path, Hub id or name of the backbone; by default the one that fit would take.",
-            metavar="BACKBONE",
-        ),
-    ] = "auto",
+    backbone: OwnBackbone = "auto",
     image_size: ImageSize = None,
     backbone_dtype: BackboneDtype = "fp32",
     workers: Workers = DECODERS,
@@ -190,7 +190,7 @@ def suggest_command(
     settings = PoolSettings(device=device, precision=precision, **flags[PoolSettings])
     with bars(as_json) as progress:
         progress("loading the task", 0, 0)
-        model = _model(task or [], backbone, backbone_dtype)
+        model = model_of(task or [], backbone, backbone_dtype, _NO_TASK)
         name = task_to_ask(model) if task else None
         if folders is not None:
             check_folders(folders, None if name is None else model.task(name).spec)
@@ -199,21 +199,6 @@ def suggest_command(
         )
         write_suggestions(found, model, pool, settings, out or (), folders)
     show(_suggestions(found, out or (), folders), as_json)
-
-
-def _model(task: list[Path], backbone: str | None, backbone_dtype: str) -> MemoryViT:
-    from engram.backbones.load import load_backbone
-    from engram.inference.engine import load_model
-    from engram.model import MemoryViT
-
-    if task:
-        return load_model(task, backbone, backbone_dtype=backbone_dtype)
-    if backbone is None:
-        raise EngramError(
-            "No task was given; give --task FILE.safetensors, or --backbone to choose the first "
-            "images to label before there is a task."
-        )
-    return MemoryViT(load_backbone(backbone, dtype=backbone_dtype))
 
 
 def _suggestions(found: Suggestions, out: Sequence[Path], folders: Path | None) -> Description:

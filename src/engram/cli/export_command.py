@@ -24,7 +24,7 @@ from engram.cli.application import (
 )
 from engram.cli.bars import bars
 from engram.cli.flags import DATA, OUTPUT, flags_from, option
-from engram.cli.task_data import labelled_task
+from engram.cli.inputs import labelled_task
 from engram.cli.terminal import show
 from engram.errors import EngramError
 from engram.train.options import ColumnOptions

@@ -28,7 +28,7 @@ from engram.cli.application import (
 )
 from engram.cli.bars import bars
 from engram.cli.flags import DATA, OUTPUT, flags_from, option
-from engram.cli.task_data import LabelledTask, labelled_task
+from engram.cli.inputs import LabelledTask, labelled_task, model_of
 from engram.cli.terminal import announce, show
 from engram.cli.words import embed_texts
 from engram.errors import EngramError
@@ -343,17 +343,12 @@ def _embedding_model(
     progress: Progress,
 ) -> MemoryViT:
     """The model of the engrams, or a backbone alone: the one named, or what suits the images."""
-    from engram.backbones.load import load_backbone
     from engram.backbones.recommended import AUTO, choose_backbone
     from engram.data.datasets import Splits
     from engram.data.overview import typical_side
-    from engram.inference.engine import load_model
-    from engram.model import MemoryViT
 
-    if engrams:
-        moved = None if backbone == AUTO else backbone
-        return load_model(engrams, moved, backbone_dtype=backbone_dtype)
-    if backbone is None or backbone == AUTO:
+    named = None if backbone == AUTO else backbone
+    if not engrams and named is None:
         side = typical_side(Splits(dataset.name, dataset.classes, train=dataset))
-        backbone = choose_backbone(side, announce=announce, progress=progress).source
-    return MemoryViT(load_backbone(backbone, dtype=backbone_dtype))
+        named = choose_backbone(side, announce=announce, progress=progress).source
+    return model_of(engrams, named, backbone_dtype, "")

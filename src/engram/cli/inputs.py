@@ -1,4 +1,4 @@
-"""`--data NAME=DATA:split`: a task, and the data to measure it on."""
+"""The model that a command is given, and `--data NAME=DATA:split` to measure a task on."""
 
 from __future__ import annotations
 
@@ -16,6 +16,22 @@ if TYPE_CHECKING:
     from engram.data.datasets import Splits
     from engram.inference.evaluate import Answers
     from engram.model import MemoryViT
+    from engram.util.hub import PathOrHubId
+
+
+def model_of(
+    engrams: Sequence[PathOrHubId], backbone: str | None, backbone_dtype: str, neither: str
+) -> MemoryViT:
+    """The model of engrams, or a backbone alone; `neither` is the sentence if there is none."""
+    from engram.backbones.load import load_backbone
+    from engram.inference.engine import load_model
+    from engram.model import MemoryViT
+
+    if engrams:
+        return load_model(engrams, backbone, backbone_dtype=backbone_dtype)
+    if backbone is None:
+        raise EngramError(neither)
+    return MemoryViT(load_backbone(backbone, dtype=backbone_dtype))
 
 
 @dataclass(frozen=True)

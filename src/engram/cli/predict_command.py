@@ -15,6 +15,7 @@ from engram.cli.application import (
     Device,
     EngineName,
     Json,
+    Overwrite,
     Precision,
     Tasks,
     Threads,
@@ -22,6 +23,7 @@ from engram.cli.application import (
 )
 from engram.cli.bars import bars
 from engram.cli.flags import OUTPUT, RESOURCES, flags_from, option
+from engram.cli.inputs import model_of
 from engram.cli.terminal import show
 from engram.cluster.connect import ClusterSettings
 from engram.errors import EngramError
@@ -62,9 +64,7 @@ def predict_command(
             "--out",
         ),
     ] = None,
-    overwrite: Annotated[
-        bool, option(OUTPUT, "Replace the answers in --out.", "--overwrite")
-    ] = False,
+    overwrite: Overwrite = False,
     on: Annotated[
         str | None,
         option(
@@ -198,9 +198,6 @@ def _model_and_sources(
     sources: Sequence[str], backbone: str | None, backbone_dtype: str
 ) -> tuple[MemoryViT, list[str]]:
     """Engrams and bundles among the arguments make the model; all the others are images."""
-    from engram.backbones.load import load_backbone
-    from engram.inference.engine import load_model
-    from engram.model import MemoryViT
     from engram.store.bundles import is_bundle
     from engram.store.format import is_engram
     from engram.util.hub import is_hub_address
@@ -210,15 +207,11 @@ def _model_and_sources(
         if is_hub_address(path) or is_bundle(path) or is_engram(Path(path))
         or path.endswith(".safetensors")
     ]  # fmt: skip
-    if not engrams and backbone is None:
-        raise EngramError(
-            "No engram was given, so there is nothing to answer; give one (FILE.safetensors or a "
-            "bundle), or --backbone to ask the backbone alone."
-        )
-    if engrams:
-        model = load_model(engrams, backbone, backbone_dtype=backbone_dtype)
-    else:
-        model = MemoryViT(load_backbone(str(backbone), dtype=backbone_dtype))
+    model = model_of(
+        engrams, backbone, backbone_dtype,
+        "No engram was given, so there is nothing to answer; give one (FILE.safetensors or a "
+        "bundle), or --backbone to ask the backbone alone.",
+    )  # fmt: skip
     return model, [path for path in sources if path not in engrams]
 
 

@@ -87,14 +87,15 @@ app.add_typer(bundle_app, name="bundle")
 
 
 BundleFolder = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder of engrams.")]
+BundleTask = Annotated[
+    str, typer.Argument(metavar="TASK", help="The task.", autocompletion=task_names)
+]
 
 
 @bundle_app.command(name="remove")
 def bundle_remove(
     bundle: BundleFolder,
-    task: Annotated[
-        str, typer.Argument(metavar="TASK", help="The task to remove.", autocompletion=task_names)
-    ],
+    task: BundleTask,
     as_json: Json = False,
 ) -> None:
     """Remove a task, its file and its older versions from a bundle; `engram compose` adds tasks."""
@@ -127,9 +128,7 @@ def bundle_history(
 @bundle_app.command(name="rollback")
 def bundle_rollback(
     bundle: BundleFolder,
-    task: Annotated[
-        str, typer.Argument(metavar="TASK", help="The task.", autocompletion=task_names)
-    ],
+    task: BundleTask,
     to: Annotated[
         str,
         option(TASK, "Start of the content of a version (default: the last one).", metavar="HASH"),
@@ -224,9 +223,7 @@ def pull_command(
     ],
     out: Annotated[Path | None, option(OUTPUT, "The folder to write.", "-o", "--out")] = None,
     revision: Revision = None,
-    overwrite: Annotated[
-        bool, option(OUTPUT, "Replace other files of the same names.", "--overwrite")
-    ] = False,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Download engrams from the Hub, verify them, and write them into a folder."""

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from engram.cli.application import DataArgument, Json, OutEngram, Overwrite, Threads, app
+from engram.cli.application import (
+    DataArgument,
+    Json,
+    OutEngram,
+    Overwrite,
+    OwnBackbone,
+    Threads,
+    app,
+)
 from engram.cli.bars import bars
 from engram.cli.complete import among
-from engram.cli.flags import DATA, MODEL, TASK, flags_from, option
+from engram.cli.flags import DATA, TASK, flags_from, option
 from engram.cli.terminal import announce, show
 from engram.cli.training_commands import taught
 from engram.errors import EngramError
@@ -44,14 +52,7 @@ def teach_command(
             autocompletion=among(("on", "off")),
         ),
     ] = "on",
-    backbone: Annotated[
-        str,
-        option(
-            MODEL,
-            "The backbone: a path, a Hub id, a name that `engram backbones` lists, pico, or auto.",
-            metavar="BACKBONE",
-        ),
-    ] = "auto",
+    backbone: OwnBackbone = "auto",
     overwrite: Overwrite = False,
     threads: Threads = None,
     as_json: Json = False,
