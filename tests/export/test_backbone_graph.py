@@ -24,7 +24,7 @@ def model() -> MemoryViT:
 
 @pytest.fixture(scope="module")
 def graph(model: MemoryViT) -> BackboneGraph:
-    return BackboneGraph(model.backbone, pixels_for(model, 1), adapters=True, threads=1)
+    return BackboneGraph(model.backbone, pixels_for(model, 1), adapters=True)
 
 
 def pixels_for(model: MemoryViT, images: int) -> Tensor:

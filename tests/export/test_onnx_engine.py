@@ -36,7 +36,7 @@ def rounding(model: MemoryViT, request: pytest.FixtureRequest) -> OnnxEngine:
     """An engine in int8, or in bf16."""
     runtime = RUNTIMES[request.param]
     pytest.importorskip(runtime.library)
-    return OnnxEngine(model, runtime, threads=1)
+    return OnnxEngine(model, runtime)
 
 
 def without(model: MemoryViT, *names: str) -> MemoryViT:
@@ -67,15 +67,15 @@ def test_tasks_come_and_go_without_an_export(
 
     monkeypatch.setattr(onnx_engine, "backbone_proto", counted)
     few = without(model, "masks", "child.of-plain", "both", "child.of-thin", "layers")
-    first = OnnxEngine(few, runtime, threads=1)
+    first = OnnxEngine(few, runtime)
     assert made == ["graph"]
-    full = OnnxEngine(model, runtime, threads=1, before=first)
+    full = OnnxEngine(model, runtime, before=first)
     check(full, ["base", *model.tasks])
     check(full, ["child.of-thin", "masks"])
-    again = OnnxEngine(few, runtime, threads=1, before=full)
+    again = OnnxEngine(few, runtime, before=full)
     check(again, ["base", "plain"])
     nothing = without(model, *model.tasks)
-    check(OnnxEngine(nothing, runtime, threads=1, before=again), ["base"])
+    check(OnnxEngine(nothing, runtime, before=again), ["base"])
     check(first, ["base", *few.tasks])  # a request that began before finishes with it
     assert made == ["graph"]
 
@@ -118,9 +118,7 @@ def test_scores_are_those_of_the_model(kind: str, model: MemoryViT) -> None:
     statistics.counts.fill_(5)
     statistics.quantiles.copy_(torch.tensor([-2.0, -1.0]))
     pixels = generated_pixels(model.preprocessing, 3, seed=5)
-    _, found = OnnxEngine(known, RUNTIMES[kind], threads=1).with_familiarity(
-        pixels, ["base", "plain"]
-    )
+    _, found = OnnxEngine(known, RUNTIMES[kind]).with_familiarity(pixels, ["base", "plain"])
     with torch.inference_mode():
         _, expected = known.with_familiarity(pixels, ["base", "plain"])
     assert list(found) == ["plain"]

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
 from engram.errors import EngramError
-from engram.export.runtime import RUNTIMES, Runtime, require_onnx, run_session
-from engram.inference.engine import Computed, Engine, EngineSettings, OneByOne, torch_engine
+from engram.export.runtime import RUNTIMES, OnnxModel, Runtime, require_onnx
+from engram.inference.engine import Engine, EngineSettings, OneByOne, torch_engine
 from engram.model import MemoryViT
 from engram.util.flag_names import flag
 
@@ -40,7 +36,7 @@ def make_engine(model: MemoryViT, settings: EngineSettings, before: Engine | Non
     return OneByOne(whole) if runtime.rounds else whole
 
 
-class _WholeGraph(Engine):
+class _WholeGraph(OnnxModel):
     """A model as one graph: a task that changes the backbone's tokens has no other beside it."""
 
     def __init__(self, model: MemoryViT, runtime: Runtime) -> None:
@@ -51,12 +47,8 @@ class _WholeGraph(Engine):
         names = check_exportable(model)
         precision = "int8" if runtime.precision == "int8" else "float32"
         graph, _ = onnx_file(model, names, precision, "it is not used")
-        self._session = runtime.open(graph)
-        self._familiar = {name for name in names if model.task(name).statistics is not None}
-        pixels, expected = expected_outputs(model, names)
-        forward = all_outputs(self, names)
-        verified(forward, pixels, expected, runtime.precision, "it is not used")
-
-    def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
-        familiar = [name for name in tasks if name in self._familiar]
-        return run_session(self._session, pixels, tasks, familiar)
+        super().__init__(graph)
+        if runtime.library != "onnxruntime":
+            self._session = runtime.open(graph)
+            forward, (pixels, expected) = all_outputs(self, names), expected_outputs(model, names)
+            verified(forward, pixels, expected, runtime.precision, "it is not used")

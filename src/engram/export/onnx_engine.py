@@ -58,7 +58,6 @@ class OnnxEngine(Engine):
         model: MemoryViT,
         runtime: Runtime = RUNTIMES["onnx"],
         *,
-        threads: int | None = None,
         before: Engine | None = None,
     ) -> None:
         require_onnx()
@@ -79,9 +78,7 @@ class OnnxEngine(Engine):
         if old is not None and old.graph.fits(model.backbone, adapters):
             graph = old.graph
         else:
-            graph = BackboneGraph(
-                model.backbone, pixels, runtime, adapters=adapters, threads=threads
-            )
+            graph = BackboneGraph(model.backbone, pixels, runtime, adapters=adapters)
         self.graph: BackboneGraph = graph
         self.inputs: MemoryTensors | None = None
         if self.memory is not None:
@@ -148,7 +145,6 @@ class BackboneGraph:
         runtime: Runtime = RUNTIMES["onnx"],
         *,
         adapters: bool = False,
-        threads: int | None = None,
     ) -> None:
         own = backbone.at_size((pixels.shape[-2], pixels.shape[-1]))
         own = own.cpu().requires_grad_(False).eval()
@@ -159,7 +155,7 @@ class BackboneGraph:
             proto = backbone_proto(own, self.nothing)
         if runtime.precision == "int8":
             quantise(proto, [_feeds(image, self.nothing) for image in torch.split(pixels, 1)])
-        self._session = runtime.open(proto.SerializeToString(), threads)
+        self._session = runtime.open(proto.SerializeToString())
 
     def fits(self, backbone: ViT, adapters: bool) -> bool:
         """Whether it can run this backbone, with streams that have adapters or have none."""

@@ -81,18 +81,11 @@ class OnnxModel(Engine):
             if name not in self.tasks:
                 raise EngramError(f"There is no {name!r} in this file: {', '.join(self.tasks)}.")
         familiar = [name for name in names if "familiarity" in self.about["tasks"][name]]
-        return run_session(self._session, pixels, names, familiar)
-
-
-def run_session(
-    session: Any, pixels: Tensor, tasks: Sequence[str], familiar: Sequence[str]
-) -> Computed:
-    """Logits of the tasks, and familiarity of those that have such an output."""
-    names = [*tasks, *map(familiarity_name, familiar)]
-    array = pixels.detach().cpu().float().contiguous().numpy()
-    found = list(map(torch.from_numpy, session.run(names, {INPUT: array})))
-    logits = dict(zip(tasks, found, strict=False))
-    return logits, dict(zip(familiar, found[len(tasks) :], strict=True))
+        array = pixels.detach().cpu().float().contiguous().numpy()
+        outputs = [*names, *map(familiarity_name, familiar)]
+        found = list(map(torch.from_numpy, self._session.run(outputs, {INPUT: array})))
+        logits = dict(zip(names, found, strict=False))
+        return logits, dict(zip(familiar, found[len(names) :], strict=True))
 
 
 class TorchProgram(Engine):
@@ -124,11 +117,11 @@ class Runtime:
         """Whether answers differ from the model's by more than the order of additions."""
         return self.precision != "fp32"
 
-    def open(self, graph: bytes, threads: int | None = None) -> Any:
+    def open(self, graph: bytes) -> Any:
         """A session of onnxruntime, or what has its `run`."""
         if self.library == "openvino":
-            return OpenVinoSession(graph, self.precision, threads)
-        return open_session(graph, threads)
+            return OpenVinoSession(graph, self.precision)
+        return open_session(graph)
 
 
 #: The engines that run exported graphs, by their names.
@@ -147,7 +140,7 @@ class OpenVinoSession:
     bf16 is fp32 where the CPU does not have it, or where a trial in another process fails.
     """
 
-    def __init__(self, graph: bytes, precision: str, threads: int | None = None) -> None:
+    def __init__(self, graph: bytes, precision: str) -> None:
         openvino = require("openvino", extra="openvino", purpose="The engine openvino")
         self._openvino, self._core = openvino, openvino.Core()
         self._model = self._core.read_model(graph)
@@ -155,7 +148,7 @@ class OpenVinoSession:
         self._lock = Lock()  # a request computes once at a time
         self._config = {
             "INFERENCE_PRECISION_HINT": "f32" if precision == "fp32" else half_precision(),
-            "INFERENCE_NUM_THREADS": threads or torch.get_num_threads(),
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "NUM_STREAMS": 1,
             "PERFORMANCE_HINT": "LATENCY",
             "ENABLE_CPU_PINNING": False,  # a thread would wait for a core that others use
