@@ -12,7 +12,7 @@ from engram.cli.bars import Watch, bars
 from engram.cli.complete import among
 from engram.cli.flags import DATA, TASK, TRAINING, flags_from, numbers, option
 from engram.cli.terminal import announce, show
-from engram.cli.words import check_words, fit_with_images, fit_without_images
+from engram.cli.words import check_words, fit_with_images, fit_without_images, refuse_beside
 from engram.errors import EngramError, Interrupted
 from engram.methods.method_flags import REGIMES, MethodFlags
 from engram.tasks.task_settings import TaskSettings
@@ -103,7 +103,6 @@ def fit_command(
     with bars(as_json) as progress:
         progress("starting", 0, 0)
         from engram.curation.labels import wrong_labels
-        from engram.report.run_page import write_run_report
         from engram.train.auto import AutoResult
         from engram.train.job import TrainingJob
 
@@ -117,7 +116,7 @@ def fit_command(
         others = {**fixed, **own, "resume": resume, "extends": extends, "add_classes": more}
         check_words(words, data, others)
         result: AutoResult | Result | SweepResult
-        teaches, made, stopped = False, None, ""
+        made, stopped = None, ""
         if data is None:
             made = fit_without_images(words or "", task, out, given, progress)
         elif words is not None:
@@ -129,24 +128,18 @@ def fit_command(
             job = replace(job, own_pass=bool(own["own_pass"]))
             soup = own["soup"] or 0
             chosen, seeds = job.choose(own["regime"], own["seeds"], soup)
-            teaches = chosen == "auto" and job.too_few_to_hold_out
-            if teaches:
-                result = job.teach(task, out, progress)
+            if chosen == "auto" and job.too_few_to_hold_out:
+                made = taught(job.teach(task, out, progress), job.model)
             else:
                 progress.say(job.opening(task, chosen))
                 result, stopped = _or_best_so_far(
                     job, lambda: job.train(task, out, chosen, seeds, progress, soup)
                 )
-        if not teaches and made is None:
-            progress("writing the report", 0, 0)
-            report = ""
-            if job.team.main:
-                report = write_run_report(job.model, result, job.splits, job.recipe)
+        if made is None:
+            document, rows = _reported(job, result, progress)
     if made is not None:
         return show(made, as_json)
-    if teaches:
-        return show(taught(result, job.model), as_json)
-    rows = result_rows(result, job.model)
+    report = rows.pop()
     if job.splits.ignored:
         rows.append(("ignored", job.splits.ignored_words))
     if wrong := wrong_labels(result.answers):
@@ -156,13 +149,8 @@ def fit_command(
     if isinstance(result, AutoResult):
         rows += [("own pass", result.own_pass)] if result.own_pass else []
         table = result.table(job.model.task(task).kind)
-    document = {
-        **result.to_dict(),
-        "backbone": job.model.backbone.source,
-        "report": report,
-        "wrong_labels": wrong,
-    }
-    show(Description(document, [*rows, ("report", report)], *table), as_json)
+    description = Description({**document, "wrong_labels": wrong}, [*rows, report], *table)
+    show(description, as_json)
     if stopped:
         raise Interrupted(stopped)
 
@@ -188,12 +176,9 @@ def _check_add_classes(add: bool, old: str | None, given: Mapping[str, Any]) -> 
         )
     if old is not None and not add:
         raise EngramError(f"--from {old} is for --add-classes; add that flag, or leave it out.")
-    useless = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
-    if add and useless:
-        raise EngramError(
-            f"{', '.join(useless)} cannot be given with --add-classes: the new task is what the "
-            f"one in {old} is, with more classes, and takes seconds. Leave it out."
-        )
+    if add:
+        why = f"the new task is what the one in {old} is, with more classes"
+        refuse_beside("--add-classes", why, given)
 
 
 def _add_classes(
@@ -273,7 +258,6 @@ def sweep_command(
     }
     with bars(as_json) as progress:
         progress("starting", 0, 0)
-        from engram.report.run_page import write_run_report
         from engram.train.job import TrainingJob
 
         job = TrainingJob.start(data, out, given, progress, announce)
@@ -281,11 +265,8 @@ def sweep_command(
             grid["lrs"] = job.usual_rates()
         progress.say(job.opening(task, job.settings.regime))
         result, stopped = _or_best_so_far(job, lambda: job.sweep(task, out, progress, **grid))
-        report = ""
-        progress("writing the report", 0, 0)
-        if job.team.main:
-            refit = grid["refit"] and not result.interrupted
-            report = write_run_report(job.model, result, job.splits, job.recipe, refit)
+        refit = grid["refit"] and not result.interrupted
+        document, rows = _reported(job, result, progress, refit)
     kind = job.model.task(result.task).kind
     table = tuple(
         (
@@ -304,11 +285,26 @@ def sweep_command(
         f"validation {kind.metric_title(result.best.metric)}",
         "",
     )
-    rows = [*result_rows(result, job.model), ("report", report)]
-    document = {**result.to_dict(), "backbone": job.model.backbone.source, "report": report}
     show(Description(document, rows, columns, table), as_json)
     if stopped:
         raise Interrupted(stopped)
+
+
+def _reported(
+    job: TrainingJob,
+    result: AutoResult | Result | SweepResult,
+    progress: Watch,
+    refit: bool = False,
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Write the page about a run; the result as a document, and as rows that end with the page."""
+    from engram.report.run_page import write_run_report
+
+    progress("writing the report", 0, 0)
+    report, model = "", job.model
+    if job.team.main:
+        report = write_run_report(model, result, job.splits, job.recipe, refit)
+    document = {**result.to_dict(), "backbone": model.backbone.source, "report": report}
+    return document, [*result_rows(result, model), ("report", report)]
 
 
 def result_rows(

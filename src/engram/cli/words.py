@@ -31,11 +31,16 @@ def check_words(words: str | None, data: str | None, given: Mapping[str, Any]) -
         if data is None:
             raise EngramError("There is nothing to learn from: give DATA, or classes with --words.")
         return
+    refuse_beside("--words", "the task is a head on the backbone's embedding", given)
+
+
+def refuse_beside(flag: str, why: str, given: Mapping[str, Any]) -> None:
+    """Refuse what was given beside a flag that decides it."""
     useless = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
     if useless:
         raise EngramError(
-            f"{', '.join(useless)} cannot be given with --words: the task is a head on the "
-            "backbone's embedding, and takes seconds. Leave it out."
+            f"{', '.join(useless)} cannot be given with {flag}: {why}, and takes seconds. Leave it "
+            "out."
         )
 
 
