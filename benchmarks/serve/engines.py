@@ -66,14 +66,14 @@ def with_another(model: MemoryViT) -> MemoryViT:
     return other
 
 
-def start(model: MemoryViT, threads: int) -> tuple[dict[str, OnnxEngine], list[str]]:
+def start(model: MemoryViT) -> tuple[dict[str, OnnxEngine], list[str]]:
     """The engines by name, and lines that say how long they take to start and to attach."""
     engines, rows = {}, []
     for name, runtime in RUNTIMES.items():
         began = time.monotonic()
-        engines[name] = OnnxEngine(model, runtime, threads=threads)
+        engines[name] = OnnxEngine(model, runtime)
         started, other = time.monotonic(), with_another(model)
-        OnnxEngine(other, runtime, threads=threads, before=engines[name])
+        OnnxEngine(other, runtime, before=engines[name])
         attached = time.monotonic()
         rows.append([name, f"{started - began:.1f}", f"{attached - started:.1f}"])
     head = ("", "start (s)", "attach another task (s)")
@@ -172,7 +172,7 @@ def main() -> None:
     given = parse()
     torch.set_num_threads(given.threads)
     model = make_model(given.shape, given.tasks, given.cells, given.classes)
-    engines, started = start(model, given.threads)
+    engines, started = start(model)
     print("\n".join(started), flush=True)
     lines = [
         f"# {given.tasks} tasks in other engines, compared with the plain backbone",
