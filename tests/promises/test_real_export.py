@@ -42,7 +42,7 @@ def test_int8_in_the_service_is_near_what_transformers_computes(assets: Path) ->
     reference = load_file(folder / "reference.safetensors")
     pixels, expected = reference["pixel_values"], reference["logits"]
     model = MemoryViT(load_backbone(folder / "transformers"))
-    engine = OnnxEngine(model, RUNTIMES["onnx-int8"], threads=1)
+    engine = OnnxEngine(model, RUNTIMES["onnx-int8"])
     found = engine.run(pixels, ["base"])["base"]
     errors = (found - expected).norm(dim=1) / expected.norm(dim=1)
     assert 0.001 < float(errors.max()) < 0.1
