@@ -156,7 +156,7 @@ def test_a_header_has_the_settings_of_its_regime_and_no_others(regime: str) -> N
         ("side", {"rank": 10_001}, "rank is 10001"),
         ("side", {"rank": 0}, "rank is 0"),
         ("side", {"rank": 4.0}, "rank is 4.0"),
-        ("side", {"rank": [4]}, "rank is [4]"),
+        ("side", {"rank": [4]}, "rank is a list"),
         ("side", {"rank": None}, "task.rank is missing"),
         ("side", {"cells": 10_000}, "the tensor cells has the shape (3, 5, 4)"),
         ("side", {"layers": 3}, "'side' has no setting 'layers'"),

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 from engram.util.text import printable
 
@@ -26,27 +26,34 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True)
-class Integer:
-    """A whole number in a range."""
-
-    least: int
-    most: int
-
-    def check(self, value: Any, name: str) -> None:
-        if not _is_number(value, int) or not self.least <= value <= self.most:
-            _refuse(value, name, f"a whole number from {self.least:,} to {self.most:,}")
-
-
-@dataclass(frozen=True)
 class Real:
-    """A number in a range, which is never NaN or infinite."""
+    """A number in a range, which is never NaN or infinite; without `most`, what fp32 can hold."""
 
     least: float
-    most: float
+    most: float | None = None
+    below: float = math.inf
+
+    types: ClassVar[tuple[type, ...]] = (int, float)
+    noun: ClassVar[str] = "a number"
+    limit: ClassVar[float] = 3e38
 
     def check(self, value: Any, name: str) -> None:
-        if not _is_number(value, (int, float)) or not self.least <= value <= self.most:
-            _refuse(value, name, f"a number from {self.least:,g} to {self.most:,g}")
+        number = isinstance(value, self.types) and not isinstance(value, bool)
+        if not number or not self.least <= value < math.inf:
+            _refuse(value, name, f"{self.noun}, at least {self.least:g}")
+        if value >= self.below:
+            _refuse(value, name, f"below {self.below:g}")
+        most = self.limit if self.most is None else self.most
+        if value > most:
+            raise Invalid(f"{name} is {brief(value)}; it can be {most} at most")
+
+
+class Integer(Real):
+    """A whole number in a range; without `most`, what counters and tensors can hold."""
+
+    types = (int,)
+    noun = "a whole number"
+    limit = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class String:
 
     def check(self, value: Any, name: str) -> None:
         if self.choices and value not in self.choices:
-            _refuse(value, name, f"one of {', '.join(self.choices)}")
+            raise Invalid(f"{name} is {brief(value)}; it can be {', '.join(self.choices)}")
         if not isinstance(value, str) or (self.pattern and not re.fullmatch(self.pattern, value)):
             _refuse(value, name, self.about)
         if self.most is not None and len(value) > self.most:
@@ -162,10 +169,6 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
         return list(value.values())
     return list(value) if isinstance(value, (list, tuple)) else []
-
-
-def _is_number(value: Any, kind: type | tuple[type, ...]) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _refuse(value: Any, name: str, expected: str) -> NoReturn:

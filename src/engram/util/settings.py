@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from engram.errors import EngramError
 from engram.util.flag_names import flag
-from engram.util.schema import brief
+from engram.util.schema import Array, Boolean, Integer, Invalid, Nullable, Real, Rule, String
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -21,16 +21,6 @@ if TYPE_CHECKING:
 
 #: The values that were given for a run, by settings class; no defaults.
 Given = Mapping[type, dict[str, Any]]
-
-#: The most that a number without a limit of its own may be: what tensors and counters can hold.
-_MOST = {int: 2**63 - 1, float: 3e38}
-_NOUNS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "True or False",
-    str: "text",
-    tuple: "a tuple of texts",
-}
 
 #: Settings that several commands have: where to compute, and in which precision to answer.
 ABOUT_DEVICE = (
@@ -50,9 +40,9 @@ def setting(
     default: Any,
     about: str,
     *,
-    least: float = 0,
-    most: float | None = None,
-    below: float | None = None,
+    least: Any = 0,
+    most: Any = None,
+    below: float = math.inf,
     choices: tuple[str, ...] = (),
     offers: tuple[str, ...] = (),
     group: str = "",
@@ -79,12 +69,18 @@ def setting(
         kind: The type of values where the default is None.
         flag: Whether the command line has a flag for it.
     """
+    kind = kind if default is None else type(default)
+    rules: dict[type, Rule] = {
+        int: Integer(least, most),
+        float: Real(least, most, below),
+        bool: Boolean(),
+        str: String(choices=choices),
+        tuple: Array(String()),
+    }
     metadata = {
         "about": about,
-        "kind": kind if default is None else type(default),
-        "least": least,
-        "most": most,
-        "below": below,
+        "kind": kind,
+        "rule": Nullable(rules[kind]) if default is None else rules[kind],
         "choices": choices,
         "offers": offers or choices,
         "group": group,
@@ -110,26 +106,7 @@ def check(settings: DataclassInstance) -> None:
 
 def check_value(item: Field[Any], value: Any) -> None:
     """Refuse a value that a setting cannot have with an EngramError."""
-    expected = _mismatch(item.metadata, value)
-    if expected and not (value is None and item.default is None):
-        shown = brief(value) if isinstance(value, int) else repr(value)
-        raise EngramError(f"{flag(item.name)} is {shown}; it {expected}.")
-
-
-def _mismatch(rules: Mapping[str, Any], value: Any) -> str:
-    """The sentence's end about what the value should be, or "" if it is allowed."""
-    kind, choices, below = rules["kind"], rules["choices"], rules["below"]
-    if choices:
-        return "" if value in choices else f"can be {', '.join(choices)}"
-    if kind not in _MOST:
-        texts = value if isinstance(value, tuple) else ()
-        right = isinstance(value, kind) and all(isinstance(one, str) for one in texts)
-        return "" if right else f"must be {_NOUNS[kind]}"
-    types = int if kind is int else (int, float)
-    number = isinstance(value, types) and not isinstance(value, bool)
-    if not number or not rules["least"] <= value < math.inf:
-        return f"must be {_NOUNS[kind]}, at least {rules['least']:g}"
-    if below is not None and value >= below:
-        return f"must be below {below}"
-    most = _MOST[kind] if rules["most"] is None else rules["most"]
-    return f"can be {most} at most" if value > most else ""
+    try:
+        item.metadata["rule"].check(value, flag(item.name))
+    except Invalid as error:
+        raise EngramError(f"{error}.") from None
