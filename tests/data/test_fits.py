@@ -28,7 +28,7 @@ def test_data_of_another_kind_does_not_fit() -> None:
     [
         (("0", "2"), r"'t' has 2 classes \(0, 2\)"),
         (("1", "0"), "in another order"),
-        (tuple("01234"), r"has 5 classes \(0, 1, 2, 3, …\), but memory has 2"),
+        (tuple("01234"), r"has 5 classes \(0, 1, 2, 3 and 1 more\), but memory has 2"),
     ],
 )
 def test_data_of_other_classes_does_not_fit(classes: tuple[str, ...], difference: str) -> None:

@@ -42,7 +42,7 @@ class Counting:
 def test_every_form_of_an_image_is_read_as_the_same_pixels() -> None:
     tensor = torch.from_numpy(PIXELS[0]).permute(2, 0, 1)
     items = Items([Image.fromarray(PIXELS[0]), PIXELS[0], tensor, tensor / 255], None, "x")
-    for row in range(len(items)):
+    for row in range(len(items.data)):
         assert np.array_equal(np.asarray(read_image(items.read(row))), PIXELS[0])
 
 

@@ -172,7 +172,7 @@ def test_what_is_no_image_is_refused(model: MemoryViT, photos: Path) -> None:
         classify([photos / "test" / "red" / "0.png", photos / "test" / "red" / "empty.png"])
     with pytest.raises(EngramError, match="given as int"):
         classify(3)
-    with pytest.raises(EngramError, match="given as a dict"):
+    with pytest.raises(EngramError, match="given as dict"):
         classify({"image": 3})
     with pytest.raises(EngramError, match="no folder or file 'nowhere'"):
         engram.pipeline("nowhere")

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +15,6 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -45,6 +42,7 @@ from engram.util import hub
 from engram.util.documents import MAX_BYTES, parse_json, read_header
 from engram.util.files import write_atomically
 from engram.util.progress import Progress, silent
+from engram.util.text import explained, first_line
 from engram.util.zip_files import check_archive
 from engram.vit.layers import Activation
 from engram.vit.pos_embed import RotaryConfig
@@ -97,11 +95,7 @@ def load_backbone(
         (6, 192)
     """
     check_dtype(dtype)
-    name = os.fspath(source).removeprefix(hub.PREFIX)
-    known = recommended(name)
-    if known and isinstance(source, str) and not Path(name).exists():
-        name = known.repo
-    path = locate(name if isinstance(source, str) else source, revision)
+    name, path = locate(source, revision)
     backbone = build_backbone(
         _parse(path, name),
         name,
@@ -187,30 +181,37 @@ def get_backbone(
 # Finding the files
 
 
-def locate(source: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """The file or folder of a backbone. A Hub repository is downloaded into the local cache."""
-    name, path = os.fspath(source), Path(source)
+def locate(source: str | os.PathLike[str], revision: str | None = None) -> tuple[str, Path]:
+    """The path, Hub id or `pico` that a source stands for, and the file or folder of it.
+
+    A Hub repository is downloaded into the local cache.
+    """
+    name = os.fspath(source).removeprefix(hub.PREFIX)
+    known = recommended(name)
+    if known and isinstance(source, str) and not Path(name).exists():
+        name = known.repo
     if name == PICO:
         if not (BUNDLED / name / "config.json").is_file():
             raise EngramError("This installation does not have the bundled backbone 'pico'.")
-        return BUNDLED / name
+        return name, BUNDLED / name
+    path = Path(name)
     if path.suffix in _PICKLES:
         raise EngramError(
             f"{name} is a pickle, and opening one can run code; convert it to safetensors first."
         )
     if path.is_file():
         if path.name == "model.safetensors" and (path.parent / "config.json").is_file():
-            return path.parent
+            return name, path.parent
         if path.suffix not in (".safetensors", ".npz"):
             raise EngramError(f"{name} is neither a .safetensors nor an .npz file, nor a folder.")
-        return path
+        return name, path
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise EngramError(
                 f"The folder {name} has no config.json; give a folder with config.json and "
                 "model.safetensors, or the path of one .safetensors or .npz file."
             )
-        return path
+        return name, path
     repo, _, at = name.partition("@")
     if not isinstance(source, str) or not _HUB_ID.fullmatch(repo):
         raise EngramError(f"There is no file or folder {name}; check the path.")
@@ -219,7 +220,7 @@ def locate(source: str | os.PathLike[str], revision: str | None = None) -> Path:
     folder = hub.fetch(repo, HUB_FILES, revision or at or None)
     if not (folder / "config.json").is_file():
         raise EngramError(f"The Hub repository {name} has no config.json, so it holds no model.")
-    return folder
+    return name, folder
 
 
 # Reading them
@@ -248,15 +249,15 @@ def _read_processor(folder: Path) -> dict[str, Any]:
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
+    with explained(
+        lambda error: (
+            f"{path} cannot be read as safetensors: {first_line(error)}. The file is "
+            "damaged or incomplete; get it again."
+        )
+    ):
         with open(path, "rb") as file:
             read_header(file)
         return load_file(path)
-    except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError) as error:
-        raise EngramError(
-            f"{path} cannot be read as safetensors: {str(error) or type(error).__name__}. The "
-            "file is damaged or incomplete; get it again."
-        ) from error
 
 
 def _read_folder(folder: Path, name: str) -> dict[str, Tensor]:
@@ -287,7 +288,12 @@ def _read_npz(path: Path) -> tuple[dict[str, Tensor], int | None]:
     """The tensors of one of Google's files with torch's axes, and the number of heads: an axis."""
     heads = None
     tensors = {}
-    try:
+    with explained(
+        lambda error: (
+            f"{path} cannot be read as an .npz file of arrays: {first_line(error)}. The "
+            "file is damaged or not an .npz file."
+        )
+    ):
         check_archive(path)
         with np.load(path, allow_pickle=False) as arrays:
             for name in arrays.files:
@@ -295,12 +301,6 @@ def _read_npz(path: Path) -> tuple[dict[str, Tensor], int | None]:
                 if name.endswith("/query/kernel") and array.ndim == 3:
                     heads = array.shape[1]
                 tensors[name] = google_to_torch(name, array)
-    except (OSError, ValueError, TypeError, LookupError, EOFError, RuntimeError, MemoryError,
-            zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
-        raise EngramError(
-            f"{path} cannot be read as an .npz file of arrays: {error}. The file is damaged or "
-            "not an .npz file."
-        ) from error
     return tensors, heads
 
 

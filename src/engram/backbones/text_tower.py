@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engram.backbones.load import locate, read_json
-from engram.backbones.recommended import recommended
 from engram.errors import EngramError
 from engram.util import hub
 from engram.util.optional import require
+from engram.util.text import explained, first_line
 
 FAMILIES = ("clip", "siglip")  # the model_type of SigLIP 2 of fixed resolution is siglip, too
 _FILES = ("*.json", "*.txt", "*.model", "model.safetensors", "model-*.safetensors")
@@ -36,16 +36,15 @@ class TextTower:
     def __init__(self, source: str | os.PathLike[str]) -> None:
         transformers = require("transformers", extra="words", purpose="The text tower")
         folder = _locate_both_towers(source)
-        try:
+        with explained(
+            lambda error: f"The text tower of {source} cannot be loaded: {first_line(error)}."
+        ):
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
             with _no_bars(transformers.utils.logging):
                 self._model = transformers.AutoModel.from_pretrained(
                     folder, use_safetensors=True, dtype=torch.float32
                 )
             self._model.eval().requires_grad_(False)
-        except Exception as error:  # whatever transformers and its parts raise for a damaged file
-            reason = str(error).strip().partition("\n")[0].rstrip(".")
-            raise EngramError(f"The text tower of {source} cannot be loaded: {reason}.") from error
         config = self._model.config
         self._length = int(config.text_config.max_position_embeddings)
         self.by_itself = config.model_type == "siglip"
@@ -88,11 +87,7 @@ def _no_bars(logging: Any) -> Iterator[None]:
 
 def _locate_both_towers(source: str | os.PathLike[str]) -> Path:
     """The folder of a model with a text tower; of the Hub, with the files of its tokenizer."""
-    name = os.fspath(source).removeprefix(hub.PREFIX)
-    known = recommended(name)
-    if known and not Path(name).exists():
-        name = known.repo
-    folder = locate(name)
+    name, folder = locate(source)
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     if config.get("model_type") not in FAMILIES or "text_config" not in config:
         raise EngramError(

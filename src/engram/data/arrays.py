@@ -13,6 +13,7 @@ from engram.data.source import SPLITS, Arrays, DataRequest, FoundData, FoundSpli
 from engram.errors import EngramError
 from engram.images.inputs import to_uint8
 from engram.images.masks import MASK_VALUES
+from engram.util.text import explained
 from engram.util.zip_files import check_archive
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -52,16 +53,14 @@ def read_npz(path: Path, request: DataRequest) -> FoundData:
 
 
 def _arrays_in(path: Path) -> dict[str, Array]:
-    try:
+    with explained(lambda error: f"{path} cannot be read as .npz arrays: {error}."):
         check_archive(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {key.lower(): file[key] for key in file.files}
-            return {  # names of classes may be bytes
-                key: np.char.decode(a, "utf-8", "backslashreplace") if a.dtype.kind == "S" else a
-                for key, a in arrays.items()
-            }
-    except Exception as error:  # on damaged bytes the libraries raise nearly anything
-        raise EngramError(f"{path} cannot be read as .npz arrays: {error}.") from error
+        return {  # names of classes may be bytes
+            key: np.char.decode(a, "utf-8", "backslashreplace") if a.dtype.kind == "S" else a
+            for key, a in arrays.items()
+        }
 
 
 def read_digits(request: DataRequest) -> FoundData:

@@ -37,7 +37,7 @@ from engram.tasks.kind import IGNORED
 from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec
 from engram.util.flag_names import flag
-from engram.util.text import counted
+from engram.util.text import counted, join_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,8 +349,8 @@ def _classes(name: str, found: FoundData, kind: str, one_class: bool) -> Sequenc
     splits = [train] if train else found.splits.values()
     labels = [label for split in splits for label in split.labels]
     classes = LABELS[kind].classes(name, found.label_columns, labels, found.classes)
-    if not one_class:
-        LABELS[kind].check(name, classes)
+    if LABELS[kind].exclusive and len(classes) == 1 and not one_class:
+        raise EngramError(f"{name} has only one class ({classes[0]}); a task needs at least two.")
     return classes
 
 
@@ -405,7 +405,7 @@ def _refuse_anomalous(name: str, names: Sequence[str], labels: npt.NDArray[Any])
     wrong = sorted({str(names[i]) for i in np.flatnonzero(labels).tolist()})
     raise EngramError(
         f"{name} has {counted(int(labels.sum()), 'training image')} that "
-        f"{'is' if labels.sum() == 1 else 'are'} not good ({_shortened(wrong)}), and anomaly "
+        f"{'is' if labels.sum() == 1 else 'are'} not good ({join_names(wrong, 4)}), and anomaly "
         "learns from good images alone; put these into a test split, or leave them out."
     )
 
@@ -437,13 +437,13 @@ def check_fits(spec: TaskSpec, data: Splits | Dataset, *, same_ignore: bool = Fa
         noun, same = spec.kind_object.nouns[1], sorted(data.classes) == sorted(spec.classes)
         order = " in another order" if same else ""
         difference = (
-            f"has {len(spec.classes)} {noun} ({_shortened(spec.classes)}), but {data.name} has "
-            f"{len(data.classes)}{order} ({_shortened(data.classes)})"
+            f"has {len(spec.classes)} {noun} ({join_names(spec.classes, 4)}), but {data.name} has "
+            f"{len(data.classes)}{order} ({join_names(data.classes, 4)})"
         )
     elif legend.values != spec.values or (same_ignore and legend.ignore != spec.ignore):
         difference = (
-            f"has the mask values {_shortened(spec.values)} and ignores {spec.ignore}, but "
-            f"{data.name} has {_shortened(legend.values)} and ignores {legend.ignore}"
+            f"has the mask values {join_names(spec.values, 4)} and ignores {spec.ignore}, but "
+            f"{data.name} has {join_names(legend.values, 4)} and ignores {legend.ignore}"
         )
     else:
         return
@@ -451,7 +451,3 @@ def check_fits(spec: TaskSpec, data: Splits | Dataset, *, same_ignore: bool = Fa
         f"The task {spec.name!r} {difference}; load the data with "
         f"like=model.task({spec.name!r}).spec, or add the task with **splits.task."
     )
-
-
-def _shortened(names: Sequence[object]) -> str:
-    return ", ".join(map(str, names[:4])) + (", …" if len(names) > 4 else "")

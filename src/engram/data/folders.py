@@ -26,7 +26,7 @@ from engram.errors import EngramError, Notice
 from engram.images.decode import HEIC_NEEDS, HEIC_SUFFIXES, can_read_heic, image_size
 from engram.images.masks import Legend, read_mask
 from engram.util.flag_names import flag
-from engram.util.text import counted
+from engram.util.text import counted, join_names
 
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff"),
@@ -60,10 +60,9 @@ def read_class_folders(root: Path, request: DataRequest) -> FoundData:
     others = [path.name for path in subfolders if path.name not in splits]
     for name, path in splits.items():
         if set(others) & {below.name for below in _subfolders(path)}:
-            shown = " and ".join(others) if len(others) < 4 else f"{', '.join(others[:3])}, …"
             raise EngramError(
                 f"{root} has class folders next to {name}/, which has folders of the same names; "
-                f"move {shown} into {root / 'train'}/."
+                f"move {join_names(others, 3)} into {root / 'train'}/."
             )
     # "train" can be a class of vehicles: a train/ that is a split has class folders in it.
     in_train = [p for name, p in splits.items() if usual_split(name) == "train" and _subfolders(p)]
@@ -90,16 +89,8 @@ def _read_classes(root: Path) -> tuple[FoundSplit, Counter[str]]:
         other = known.setdefault(_identity(folder), folder)
         if other != folder:
             raise EngramError(f"{folder} and {other} are the same folder; remove one of the two.")
-    paths: list[str] = []
-    labels: list[str] = []
-    for folder, files in zip(folders, _files_below(folders), strict=True):
-        images, others = _sorted_out(files)
-        if not images:
-            raise _no_images(folder, "is a class without images of its own", files, others)
-        paths += images
-        labels += [folder.name] * len(images)
-        left_out += others
-    return FoundSplit(Files(tuple(paths)), labels), left_out
+    found, others = _labelled(folders, classes=True)
+    return found, left_out + others
 
 
 def _loose_files(root: Path) -> Counter[str]:
@@ -216,7 +207,7 @@ def read_good_folders(root: Path) -> FoundData:
     if not good:
         return _found({"train": _read_good(root, None)})
     others = [path for path in folders if path not in good]
-    found = {"train": _labelled(good, None)}
+    found = {"train": _labelled(good)}
     if others:
         found["test"] = _labelled(others, masks)
     return _found(found, ["test"] * bool(others))
@@ -231,7 +222,7 @@ def _read_good(root: Path, masks: Path | None) -> tuple[FoundSplit, Counter[str]
             raise EngramError(f"{root} has no images; put good images into it.")
         return FoundSplit(Files(tuple(images)), [GOOD[0]] * len(images)), others
     if not any(path.name.lower() in GOOD for path in folders):
-        listed = ", ".join(path.name for path in folders[:4]) + ", …" * (len(folders) > 4)
+        listed = join_names([path.name for path in folders], 4)
         raise EngramError(
             f"{root} has the folders {listed}, and none of them is called good; put the good "
             f"images into {root / GOOD[0]}/, or give a folder of nothing but good images."
@@ -239,13 +230,17 @@ def _read_good(root: Path, masks: Path | None) -> tuple[FoundSplit, Counter[str]
     return _labelled(folders, masks)
 
 
-def _labelled(folders: Sequence[Path], masks: Path | None) -> tuple[FoundSplit, Counter[str]]:
-    """The images in folders, each labelled with the name of its folder."""
+def _labelled(
+    folders: Sequence[Path], masks: Path | None = None, classes: bool = False
+) -> tuple[FoundSplit, Counter[str]]:
+    """The images in folders, each labelled with the name of its folder; a class needs some."""
     paths: list[str] = []
     labels: list[str] = []
     left_out: Counter[str] = Counter()
     for folder, files in zip(folders, _files_below(folders), strict=True):
         images, others = _sorted_out(files)
+        if classes and not images:
+            raise _no_images(folder, "is a class without images of its own", files, others)
         paths += images
         labels += [folder.name] * len(images)
         left_out += others
@@ -273,9 +268,6 @@ class DefectMasks:
 
     images: tuple[str, ...]
     paths: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.paths)
 
     def read(self, row: int) -> StoredImage:
         if not self.paths[row]:

@@ -82,13 +82,25 @@ class LabelReader(ABC):
 
     dimensions: tuple[int, ...]  # that an array of labels may have
     exclusive = False  # whether each image, or pixel, has one class: then a task needs several
+    role = "label"  # of their column, in `USUAL_COLUMNS`
+    several = False  # whether they can be in several columns
+    required = True  # whether there has to be a column
 
     def columns(self, source: str, available: Names, request: DataRequest) -> list[str]:
         """The columns of labels: as given, or named after the classes of the task, or the usual."""
         given, classes = request.label_columns, request.classes
-        if not given and len(classes) > 0 and set(classes) <= set(available):
+        if self.several and not given and classes and set(classes) <= set(available):
             return list(classes)
-        return [find_column(source, available, "label", name) for name in given or (None,)]
+        if len(given) > 1 and not self.several:
+            raise EngramError(
+                f"{source}: got {len(given)} columns of labels ({', '.join(given)}), but "
+                f"{request.kind} has one label per image; name one column, or choose the kind "
+                "multilabel or regression."
+            )
+        needed = self.required or bool(given)
+        names = given or (None,)
+        found = [find_column(source, available, self.role, name, needed) for name in names]
+        return [name for name in found if name]
 
     @abstractmethod
     def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
@@ -97,13 +109,6 @@ class LabelReader(ABC):
     @abstractmethod
     def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
         """The names of all classes: as the source lists them, or those that occur, sorted."""
-
-    def check(self, source: str, classes: Names) -> None:
-        """Refuse classes that are too few for a task of this kind."""
-        if self.exclusive and len(classes) == 1:
-            raise EngramError(
-                f"{source} has only one class ({classes[0]}); a task needs at least two."
-            )
 
     @abstractmethod
     def numbered(self, location: str, labels: Sequence[Any], classes: Names) -> npt.NDArray[Any]:
@@ -118,16 +123,6 @@ class ClassLabels(LabelReader):
 
     dimensions = (1,)
     exclusive = True
-
-    def columns(self, source: str, available: Names, request: DataRequest) -> list[str]:
-        given = request.label_columns
-        if len(given) > 1:
-            raise EngramError(
-                f"{source}: got {len(given)} columns of labels ({', '.join(given)}), but "
-                "classification has one label per image; name one column, or choose the kind "
-                "multilabel or regression."
-            )
-        return [find_column(source, available, "label", given[0] if given else None)]
 
     def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
         ((name, cell),) = cells.items()
@@ -148,6 +143,7 @@ class MultilabelLabels(LabelReader):
     """The names of any number of classes, as a tuple."""
 
     dimensions = (2,)
+    several = True
 
     def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
         if len(cells) > 1:
@@ -187,6 +183,7 @@ class NumberLabels(LabelReader):
     """One or several numbers, as a tuple; the columns' names are the classes."""
 
     dimensions = (1, 2)
+    several = True
 
     def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
         return tuple(
@@ -218,10 +215,7 @@ class MaskLabels(LabelReader):
 
     dimensions = (3,)
     exclusive = True
-
-    def columns(self, source: str, available: Names, request: DataRequest) -> list[str]:
-        given = request.label_columns
-        return [find_column(source, available, "mask", given[0] if given else None)]
+    role = "mask"
 
     def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
         return None
@@ -241,11 +235,7 @@ class AnomalyLabels(LabelReader):
     """`good`, or the name of what is wrong with an image."""
 
     dimensions = (1,)
-
-    def columns(self, source: str, available: Names, request: DataRequest) -> list[str]:
-        given = request.label_columns
-        needed = find_column(source, available, "label", given[0] if given else None, bool(given))
-        return [needed] if needed else []
+    required = False
 
     def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
         return _class_name(location, next(iter(cells.values()), GOOD[0]), listed)
@@ -357,7 +347,7 @@ def _values_in_masks(source: str, found: FoundData, ignore: int) -> list[int]:
             return error
 
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(occurring, range(len(masks))))
+        results = list(pool.map(occurring, range(len(split.labels))))
     errors = [one for one in results if isinstance(one, BadImage)]
     good = [one for one in results if not isinstance(one, BadImage)]
     values = sorted(set().union(*good) - {ignore})

@@ -87,16 +87,6 @@ class LabelledBatch(NamedTuple):
 _Job: TypeAlias = tuple[int, Integers, Integers]
 
 
-@dataclass
-class _Epoch:
-    """The batches of the current epoch; the DataLoader iterates over them."""
-
-    jobs: Sequence[_Job] = ()
-
-    def __iter__(self) -> Iterator[_Job]:
-        return iter(self.jobs)
-
-
 class Loader:
     """Batches of a dataset, the same for the same settings whatever the number of workers.
 
@@ -170,13 +160,13 @@ class Loader:
         self._shuffle = mode == "train"
         self._drop_last = drop_last
         self._rank, self._world = rank, world
-        self._epoch = _Epoch()
+        self._jobs: list[_Job] = []  # of the current epoch; the DataLoader iterates over them
         augmentation = Augmentation(augment if mode == "train" else "none", flip, min_area)
         reader = _Reader(dataset, preprocessing, augmentation, transform, seed, only)
         self._batches: DataLoader[Any] = DataLoader(
             reader,  # type: ignore[arg-type]  # a mapping from jobs to batches is enough
             batch_size=None,
-            sampler=self._epoch,
+            sampler=self._jobs,
             num_workers=workers,
             collate_fn=_unchanged,
             persistent_workers=workers > 0,
@@ -219,7 +209,7 @@ class Loader:
         )
 
     def _read(self, jobs: list[_Job]) -> Iterator[LabelledBatch]:
-        self._epoch.jobs = jobs
+        self._jobs[:] = jobs
         try:
             for result in self._batches:
                 if isinstance(result, str):

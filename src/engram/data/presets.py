@@ -26,7 +26,7 @@ from engram.util.documents import MAX_BYTES, load_json
 from engram.util.files import open_regular
 from engram.util.flag_names import flag
 from engram.util.optional import require
-from engram.util.text import first_line, printable
+from engram.util.text import explained, first_line, printable
 
 UNSPLIT = "all"  # the name given to the rows of a file or folder that has no splits
 
@@ -38,9 +38,6 @@ class HubRows:
     table: Any
     column: str
     name: str
-
-    def __len__(self) -> int:
-        return len(self.table)
 
     def read(self, row: int) -> StoredImage:
         value = self.table[row][self.column]
@@ -57,12 +54,8 @@ class HubRows:
 def read_hub(source: str, request: DataRequest) -> FoundData:
     """Read a dataset of the Hub, "owner/name" or "owner/name:config", or a copy of one on disk."""
     datasets = require("datasets", extra="hub-data", purpose=f"hf:{source}")
-    try:
+    with explained(lambda error: f"hf:{source} cannot be loaded: {first_line(error)}."):
         tables = _load_tables(datasets, source)
-    except EngramError:
-        raise
-    except Exception as error:  # the network, the Hub and the files can fail in any way
-        raise EngramError(f"hf:{source} cannot be loaded: {first_line(error)}.") from error
     return read_tables(tables, f"hf:{source}", request, "the Hub")
 
 

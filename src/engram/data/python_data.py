@@ -41,6 +41,7 @@ from engram.errors import EngramError, Notice
 from engram.images.decode import BadImage, read_image
 from engram.images.inputs import as_array, decodable
 from engram.images.masks import read_mask
+from engram.util.text import explained, first_line
 
 #: The objects that `read_objects` takes; see above.
 PythonData: TypeAlias = Any
@@ -197,7 +198,7 @@ def _read_pair(title: str, images: Any, labels: Any, request: DataRequest) -> Fo
 
 
 def _masked(rows: Rows, masks: MaskItems) -> FoundData:
-    return FoundData({"train": FoundSplit(rows, [None] * len(masks), masks)}, unsplit=True)
+    return FoundData({"train": FoundSplit(rows, [None] * len(masks.data), masks)}, unsplit=True)
 
 
 def _labelled(
@@ -235,9 +236,6 @@ class Items:
     part: int | str | None
     name: str
 
-    def __len__(self) -> int:
-        return len(self.data)
-
     def row_name(self, row: int) -> str:
         return f"{self.name}[{row}]"
 
@@ -257,7 +255,7 @@ class Items:
 
     def refuse_random(self) -> None:
         """Raise an EngramError if an image is another one when it is read again."""
-        for row in spread(len(self), _CHECKED):
+        for row in spread(len(self.data), _CHECKED):
             try:
                 first, second = self.read(row), self.read(row)
             except BadImage:  # counted when it is to be trained on
@@ -272,7 +270,7 @@ class Items:
     def content(self) -> str:
         """A hash of some of the images."""
         digest = hashlib.sha256()
-        for row in spread(len(self), _HASHED):
+        for row in spread(len(self.data), _HASHED):
             image = np.asarray(self.read(row))
             digest.update(f"{image.dtype}{image.shape}".encode() + image.tobytes())
         return digest.hexdigest()
@@ -316,11 +314,8 @@ def item_parts(
 
 
 def _item(title: str, data: Any, row: int) -> Any:
-    try:
+    with explained(lambda error: f"{title}[{row}] cannot be read: {first_line(error)}."):
         return data[row]
-    except Exception as error:  # code of users
-        reason = str(error) or type(error).__name__
-        raise EngramError(f"{title}[{row}] cannot be read: {reason.rstrip('.')}.") from error
 
 
 def item_labels(title: str, data: Any, parts: Sequence[int | str]) -> list[list[Any]]:

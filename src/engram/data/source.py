@@ -15,6 +15,7 @@ import torch
 
 from engram.errors import EngramError
 from engram.tasks.kinds import KINDS
+from engram.util.text import join_names
 
 #: An image that is not decoded yet: its path, its encoded bytes, or its pixels.
 StoredImage: TypeAlias = str | bytes | npt.NDArray[np.uint8]
@@ -33,8 +34,6 @@ SPLITS = {
 class Rows(Protocol):
     """Images (or masks) by row number."""
 
-    def __len__(self) -> int: ...
-
     def read(self, row: int) -> StoredImage: ...
 
     def row_name(self, row: int) -> str:
@@ -47,9 +46,6 @@ class Files:
     """Images that are files."""
 
     paths: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.paths)
 
     def read(self, row: int) -> StoredImage:
         return self.paths[row]
@@ -67,9 +63,6 @@ class Arrays:
 
     pixels: torch.Tensor
     name: str
-
-    def __len__(self) -> int:
-        return len(self.pixels)
 
     def read(self, row: int) -> StoredImage:
         array: npt.NDArray[np.uint8] = self.pixels[row].numpy()
@@ -182,10 +175,9 @@ def match_splits(names: Iterable[str], given: Mapping[str, str], source: str) ->
     if not matched and len(available) == 1:
         return {"train": available[0]}
     if not matched:
-        shown = ", ".join(available[:8]) + (", …" if len(available) > 8 else "")
         usual = ", ".join(name for names in SPLITS.values() for name in names)
         raise EngramError(
-            f"{source} has the splits {shown}; rename them to one of {usual}, or map them in "
-            "Python with splits=."
+            f"{source} has the splits {join_names(available, 8)}; rename them to one of {usual}, "
+            "or map them in Python with splits=."
         )
     return matched

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from engram.data.labels import LABELS, find_column
 from engram.data.source import SPLITS, DataRequest, Files, FoundData, FoundSplit
@@ -17,9 +17,10 @@ from engram.errors import EngramError
 from engram.util.documents import parse_json
 from engram.util.files import open_regular
 from engram.util.parquet import batches
-from engram.util.text import counted, first_line
+from engram.util.text import counted, explained, first_line
 from engram.util.zip_files import MAX_EXPANSION, MAX_SMALL
 
+_Row: TypeAlias = tuple[tuple[str, ...], Any, Any]  # files, label, group
 _ROW = 2**22  # characters of a row of a table, or of its head
 
 
@@ -40,29 +41,24 @@ def read_table(path: Path, request: DataRequest) -> FoundData:
         request, taken={image, *labels, group or image},
     )  # fmt: skip
     splits = division.splits if division else ["train"] * len(records)
-    files: dict[str, list[tuple[str, ...]]] = {name: [] for name in SPLITS if name in splits}
-    found: dict[str, list[Any]] = {name: [] for name in files}
-    groups: dict[str, list[Any]] = {name: [] for name in files}
+    paths = [image, labels[0]] if request.has_masks else [image]
+    found: dict[str, list[_Row]] = {name: [] for name in SPLITS if name in splits}
     missing: list[tuple[int, str]] = []
     for row, (name, record) in enumerate(zip(splits, records, strict=True), start=1):
         if name is None:  # a row of a split that was not asked for
             continue
         place = f"{path}, row {row}"
-        paths = [image, labels[0]] if request.has_masks else [image]
-        files[name].append(tuple(_file(path, place, column, record) for column in paths))
-        missing += [(row, file) for file in files[name][-1] if not os.path.isfile(file)]
+        files = tuple(_file(path, place, column, record) for column in paths)
+        missing += [(row, file) for file in files if not os.path.isfile(file)]
         cells = {column: record.get(column) for column in labels}
-        found[name].append(LABELS[request.kind].read(place, cells))
-        groups[name].append(None if group is None else record.get(group))
+        label = LABELS[request.kind].read(place, cells)
+        found[name].append((files, label, None if group is None else record.get(group)))
     if missing:
         (row, file), *rest = missing
         others = f" (the same is true of {counted(len(rest), 'other path')})" if rest else ""
         raise EngramError(f"{path}, row {row}: {file} does not exist{others}.")
     return FoundData(
-        {
-            name: _found_split(own, found[name], None if group is None else groups[name])
-            for name, own in files.items()
-        },
+        {name: _found_split(rows, group is not None) for name, rows in found.items()},
         label_columns=labels,
         unsplit=division is None,
         split_by=division.by if division else "",
@@ -70,11 +66,11 @@ def read_table(path: Path, request: DataRequest) -> FoundData:
     )
 
 
-def _found_split(
-    files: Sequence[tuple[str, ...]], labels: list[Any], groups: list[Any] | None
-) -> FoundSplit:
+def _found_split(rows: Sequence[_Row], grouped: bool) -> FoundSplit:
+    files, labels, groups = zip(*rows, strict=True)
     images, *masks = map(Files, zip(*files, strict=True))
-    return FoundSplit(images, labels, masks[0] if masks else None, groups)
+    mask = masks[0] if masks else None
+    return FoundSplit(images, list(labels), mask, groups if grouped else None)
 
 
 def _file(path: Path, place: str, column: str, record: Mapping[str, Any]) -> str:
@@ -90,16 +86,14 @@ def _file(path: Path, place: str, column: str, record: Mapping[str, Any]) -> str
 
 
 def _read_records(path: Path) -> list[dict[str, Any]]:
-    try:
+    def sentence(error: Exception) -> str:
+        if isinstance(error, UnicodeDecodeError):
+            at = f"byte {error.start:,}"
+            return f"{path} is not text in UTF-8 ({at}); save the table as CSV UTF-8."
+        return f"{path} cannot be read as a table: {first_line(error)}."
+
+    with explained(sentence):
         records = TABLES[path.suffix.lower()](path)
-    except UnicodeDecodeError as error:
-        raise EngramError(
-            f"{path} is not text in UTF-8 (byte {error.start:,}); save the table as CSV UTF-8."
-        ) from error
-    except EngramError:
-        raise
-    except Exception as error:  # on hostile bytes the libraries raise nearly anything
-        raise EngramError(f"{path} cannot be read as a table: {first_line(error)}.") from error
     if not records:
         raise EngramError(f"{path} is an empty table.")
     return records

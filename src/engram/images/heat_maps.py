@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+
+from engram.images.masks import palette_png
 
 _SCALE = 8  # pixels of the PNG along a side of a patch
 #: Colours from 0 over the threshold (128) to twice the threshold, as (value, red, green, blue).
@@ -38,8 +38,4 @@ def heat_map(relative: npt.NDArray[np.float32], size: tuple[int, int]) -> npt.ND
 def heat_map_png(relative: npt.NDArray[np.float32]) -> bytes:
     """A PNG of distances (rows, columns) as multiples of the threshold, with a palette."""
     rows, columns = relative.shape
-    image = Image.fromarray(heat_map(relative, (_SCALE * rows, _SCALE * columns)))
-    image.putpalette(heat_palette().tobytes())
-    stream = io.BytesIO()
-    image.save(stream, "PNG", optimize=True)
-    return stream.getvalue()
+    return palette_png(heat_map(relative, (_SCALE * rows, _SCALE * columns)), heat_palette())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,14 +44,16 @@ def is_one_image(images: Any) -> bool:
     return array is not None and array.ndim < 4
 
 
-def list_images(images: Any) -> list[ImageInput]:
-    """Several images: a list or any other iterable, or a batch as one array or tensor."""
-    if isinstance(images, dict) or not isinstance(images, Iterable):
+def each_image(images: Any) -> Iterator[ImageInput]:
+    """Images one after the other: of an iterable, a batch as one array or tensor, or a dataset."""
+    numbered = isinstance(images, Sized) and hasattr(images, "__getitem__")
+    if isinstance(images, dict) or not (numbered or isinstance(images, Iterable)):
         raise EngramError(
             f"Images were given as {type(images).__name__}; give a path, an image of Pillow, an "
-            "array, a tensor, or a list of these."
+            "array, a tensor, or a list or another iterable of these."
         )
-    return list(images)
+    # A dataset may have numbered items, and no other way to ask for them.
+    return (images[i] for i in range(len(images))) if numbered else iter(images)
 
 
 def image_name(image: ImageInput, otherwise: str) -> str:

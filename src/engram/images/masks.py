@@ -13,6 +13,7 @@ from PIL import Image
 from engram.images.decode import BadImage, ImageSource, Pixels, opened, orientation, upright
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import Augmentation, training_view
+from engram.util.text import join_names
 
 #: The values that a mask can have: those of 16 bits.
 MASK_VALUES = 2**16
@@ -29,8 +30,13 @@ def palette(classes: int) -> Pixels:
 
 def mask_png(mask: npt.NDArray[np.uint8], classes: int) -> bytes:
     """A PNG of the class of every pixel (height, width), with `palette` as its colours."""
-    image = Image.fromarray(mask).convert("L")
-    image.putpalette(palette(classes).tobytes())
+    return palette_png(mask, palette(classes))
+
+
+def palette_png(values: npt.NDArray[np.uint8], colours: Pixels) -> bytes:
+    """A PNG of values (height, width), shown as these colours (values, 3)."""
+    image = Image.fromarray(values).convert("L")
+    image.putpalette(colours.tobytes())
     stream = io.BytesIO()
     image.save(stream, "PNG", optimize=True)
     return stream.getvalue()
@@ -82,10 +88,9 @@ class Legend:
         table[self.ignore] = 0
         classes = table[values]
         if (classes < 0).any():
-            known = ", ".join(map(str, self.values[:8])) + (", …" if len(self.values) > 8 else "")
             raise BadImage(
                 f"{name}: the mask holds the value {values[classes < 0][0]}, which is neither a "
-                f"class ({known}) nor the ignored value {self.ignore}"
+                f"class ({join_names(self.values, 8)}) nor the ignored value {self.ignore}"
             )
         if not classes.any():
             raise BadImage(

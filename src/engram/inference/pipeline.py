@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -17,7 +17,14 @@ from torch import Tensor
 
 from engram.errors import EngramError
 from engram.images.decode import BadImage, ImageSource, image_size, read_encoded
-from engram.images.inputs import ImageInput, as_array, decodable, image_name, is_one_image
+from engram.images.inputs import (
+    ImageInput,
+    as_array,
+    decodable,
+    each_image,
+    image_name,
+    is_one_image,
+)
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_box, evaluation_view
 from engram.inference.engine import TorchEngine, on_cpu, stack_views
@@ -115,7 +122,7 @@ class Pipeline:
         options = replace(self._options, **changed).checked(self.model)
         if is_one_image(images):
             return next(self._answers(iter([images]), options))
-        answers = self._answers(_each(images), options)
+        answers = self._answers(each_image(images), options)
         is_list = isinstance(images, (list, tuple)) or as_array(images) is not None
         return list(answers) if is_list else answers
 
@@ -160,20 +167,6 @@ class Pipeline:
         if kind.ranked:
             order = scores.argsort(descending=True, stable=True)[:top_k].tolist()
         return [{"label": labels[i], "score": scores[i].item()} for i in order]
-
-
-def _each(images: Any) -> Iterator[ImageInput]:
-    """Images one after the other: of an iterable, or of a dataset that has only numbered items."""
-    if isinstance(images, dict):
-        raise EngramError("Images were given as a dict; give its images, one by one or as a list.")
-    if isinstance(images, Sized) and hasattr(images, "__getitem__"):
-        return (images[i] for i in range(len(images)))
-    if not isinstance(images, Iterable):
-        raise EngramError(
-            f"Images were given as {type(images).__name__}; give a path, a URL, an image of "
-            "Pillow, an array, a tensor, or an iterable of these."
-        )
-    return iter(images)
 
 
 def _source(image: ImageInput, i: int) -> tuple[str, ImageSource]:

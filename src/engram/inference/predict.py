@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engram.errors import EngramError
 from engram.images.decode import BadImage
-from engram.images.inputs import ImageInput, decodable, image_name, is_one_image, list_images
+from engram.images.inputs import ImageInput, decodable, each_image, image_name, is_one_image
 from engram.images.views import evaluation_view
 from engram.inference.engine import Engine, TorchEngine, on_cpu, stack_views
 from engram.model import MemoryViT
@@ -80,7 +80,7 @@ def predict(
     if is_one_image(images):
         named = [(image_name(images, "the image"), images)]
     else:
-        listed = enumerate(list_images(images))
+        listed = enumerate(each_image(images))
         named = [(image_name(image, f"images[{i}]"), image) for i, image in listed]
     team = team or ProcessGroup(device)
     engine = engine or TorchEngine(model, exact, team.device, precision)

@@ -15,9 +15,10 @@ import numpy as np
 from engram.errors import EngramError
 from engram.inference.embed import Embeddings
 from engram.util.files import replaced
-from engram.util.optional import require
+from engram.util.parquet import pyarrow
 from engram.util.text import utf8
 
+_PURPOSE = "A parquet file"
 TEXTS = ("path", "split", "label")  # the columns next to the vectors
 
 
@@ -26,7 +27,7 @@ def check_vector_file(path: Path) -> None:
     if path.suffix.lower() not in _FORMATS:
         raise EngramError(f"{path} is no file for vectors; give one that ends in .parquet or .npz.")
     if path.suffix.lower() == ".parquet":
-        _pyarrow("pyarrow.parquet")
+        pyarrow(_PURPOSE, "pyarrow.parquet")
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -56,15 +57,11 @@ def _texts(part: Embeddings) -> dict[str, tuple[str, ...]]:
     return dict(zip(TEXTS, (images, part.splits, part.labels), strict=True))
 
 
-def _pyarrow(module: str) -> Any:
-    return require(module, extra="hub-data", purpose="A parquet file")
-
-
 class _Parquet:
     """A table: texts as strings, vectors as lists of a fixed length of float32."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._arrow, self._parquet = _pyarrow("pyarrow"), _pyarrow("pyarrow.parquet")
+        self._arrow, self._parquet = pyarrow(_PURPOSE), pyarrow(_PURPOSE, "pyarrow.parquet")
         self._file = file
         self._writer: Any = None
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engram.data.datasets import Splits, load
 from engram.errors import EngramError
-from engram.images.inputs import is_one_image, list_images
+from engram.images.inputs import each_image, is_one_image
 from engram.inference.embed import embed_batches
 from engram.inference.engine import TorchEngine
 from engram.methods import Base, Head
@@ -273,7 +273,7 @@ def _group(name: str, images: Any) -> Sequence[Any]:
     """The images of one class."""
     if is_one_image(images):
         raise EngramError(f"The class {name!r} has one image and no list; give a list of images.")
-    found = list_images(images)
+    found = list(each_image(images))
     if not found:
         raise EngramError(f"The class {name!r} has no image; give one at least, or leave it out.")
     return found

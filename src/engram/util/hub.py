@@ -40,7 +40,7 @@ from huggingface_hub.utils.tqdm import tqdm
 from engram.errors import EngramError
 from engram.util.flag_names import flag
 from engram.util.progress import Progress
-from engram.util.text import first_line
+from engram.util.text import explained, first_line
 
 PathOrHubId = str | os.PathLike[str]  # a local path, or `hf:…` for something on the Hub
 
@@ -122,7 +122,7 @@ def own_repo(name: str) -> str:
     """`owner/name` for a name without an owner: the user whom the token belongs to."""
     if "/" in name:
         return name
-    with _explained(name):
+    with explained(lambda error: _upload_problem(name, None, error)):
         owner: str = HfApi(token=_token_to_write(name)).whoami()["name"]
     return f"{owner}/{name}"
 
@@ -158,7 +158,7 @@ def fetch(
     message, that `repo` could have been meant as a path. `progress` is told the bytes so far, in
     place of the bars of huggingface_hub.
     """
-    try:
+    with explained(lambda error: _fetch_problem(repo, revision, may_be_path, error)):
         return Path(
             snapshot_download(
                 repo, revision=revision, allow_patterns=list(files), ignore_patterns=list(ignore),
@@ -166,8 +166,6 @@ def fetch(
                 **vars(_ACCESS.get()),
             )
         )  # fmt: skip
-    except Exception as error:  # whatever the Hub, the network or the disk raises
-        raise EngramError(_fetch_problem(repo, revision, may_be_path, error)) from error
 
 
 def is_cached(repo: str, files: Iterable[str]) -> bool:
@@ -267,7 +265,7 @@ def upload(
     With `replace` they are deleted in the same commit.
     """
     api = HfApi(token=_token_to_write(repo))
-    with _explained(repo, revision):
+    with explained(lambda error: _upload_problem(repo, revision, error)):
         api.create_repo(repo, private=private, exist_ok=True)
         if revision is not None:
             api.create_branch(repo, branch=revision, exist_ok=True)
@@ -290,17 +288,6 @@ def upload(
             revision=revision,
         )
     return Uploaded(f"{constants.ENDPOINT}/{repo}", commit.oid)
-
-
-@contextmanager
-def _explained(repo: str, revision: str | None = None) -> Iterator[None]:
-    """Turn whatever goes wrong in an upload into one sentence."""
-    try:
-        yield
-    except EngramError:
-        raise
-    except Exception as error:
-        raise EngramError(_upload_problem(repo, revision, error)) from error
 
 
 def _upload_problem(repo: str, revision: str | None, error: Exception) -> str:

@@ -39,8 +39,12 @@ def batches(file: IO[bytes], columns: Sequence[str] | None = None) -> Iterator[A
 
 def open_parquet(file: IO[bytes]) -> Any:
     """The file's footer, and what reads the rest."""
-    parquet = require("pyarrow.parquet", extra="hub-data", purpose="Reading parquet")
-    return parquet.ParquetFile(file)
+    return pyarrow("Reading parquet", "pyarrow.parquet").ParquetFile(file)
+
+
+def pyarrow(purpose: str, module: str = "pyarrow") -> Any:
+    """The package, or a module of it; `purpose` begins the error where it is missing."""
+    return require(module, extra="hub-data", purpose=purpose)
 
 
 def _chunks(table: Any, group: int, columns: Sequence[str] | None) -> Iterator[tuple[int, int]]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import PureWindowsPath
+
+from engram.errors import EngramError
 
 
 def summarise_names(
@@ -17,10 +20,10 @@ def summarise_names(
     return f"{counted(len(names), *nouns)} ({', '.join(names[:most])}{more})"
 
 
-def join_names(names: Sequence[str], most: int = 6) -> str:
+def join_names(names: Sequence[object], most: int = 6) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return ", ".join(map(str, names[:most])) + more
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
@@ -32,6 +35,20 @@ def nearest(name: str, known: Sequence[str]) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or else its type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+@contextmanager
+def explained(sentence: Callable[[Exception], str]) -> Iterator[None]:
+    """Make an EngramError of whatever is raised inside, unless it is one already.
+
+    For code of users and of other libraries, which on hostile bytes raise nearly anything.
+    """
+    try:
+        yield
+    except EngramError:
+        raise
+    except Exception as error:
+        raise EngramError(sentence(error)) from error
 
 
 def words(text: str) -> list[str]:

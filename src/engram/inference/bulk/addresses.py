@@ -137,16 +137,18 @@ def fetch(address: str, allowed: Allowed | None, name: str) -> bytes:
         raise BadImage(f"{name}: {reason}")
     if allowed is not None and scheme_in(address) in _WEB:
         return _download(address, allowed, name)
-    with open_address(address) as file:
+    with open_source(address) as file:
         check_bytes(int(getattr(file, "size", None) or 0), name)
         return read_encoded(file, name)
 
 
-def open_address(address: str) -> IO[Any]:
-    """Open an address with the package that knows its scheme."""
-    if scheme_in(address) in ("file", "local"):
-        return open_regular(address.partition("://")[2])
-    file: IO[Any] = file_systems().open(address, "rb").open()
+def open_source(source: str) -> IO[Any]:
+    """Open a path, or an address with the package that knows its scheme."""
+    if not is_address(source):
+        return open_regular(source)
+    if scheme_in(source) in ("file", "local"):
+        return open_regular(source.partition("://")[2])
+    file: IO[Any] = file_systems().open(source, "rb").open()
     return file
 
 

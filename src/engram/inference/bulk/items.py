@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, Any
 
 from engram.images.decode import MAX_IMAGE_BYTES, BadImage, check_bytes, read_image_file
-from engram.inference.bulk.addresses import Allowed, fetch, is_address, open_address
-from engram.util.files import open_regular
+from engram.inference.bulk.addresses import Allowed, fetch, is_address
 from engram.util.text import utf8
 
 #: Bytes of images that are held at once, if they are more than one.
@@ -39,11 +37,6 @@ class Item:
         if not is_address(self.place):
             return read_image_file(self.place, self.name)
         return fetch(self.place, self.allowed, self.name)
-
-
-def opened(source: str) -> IO[Any]:
-    """Open a list, table or archive that the command line names: a path or an address."""
-    return open_address(source) if is_address(source) else open_regular(source)
 
 
 def some_of(items: Iterator[Item], most: int) -> tuple[Item, ...]:

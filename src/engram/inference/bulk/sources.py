@@ -12,19 +12,17 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import IO, Any
 
 from engram.data.folders import SUFFIXES
 from engram.data.labels import find_column
 from engram.data.tables import csv_rows, open_text
-from engram.errors import EngramError
-from engram.inference.bulk.addresses import NOWHERE, Allowed, file_systems, is_address
-from engram.inference.bulk.items import Item, opened
+from engram.inference.bulk.addresses import NOWHERE, Allowed, file_systems, is_address, open_source
+from engram.inference.bulk.items import Item
 from engram.inference.bulk.tar_files import tar_items
-from engram.util.optional import require
-from engram.util.parquet import batches, open_parquet
-from engram.util.text import first_line
+from engram.util.parquet import batches, open_parquet, pyarrow
+from engram.util.text import explained, first_line
 
 _LINE = 2**16  # characters of a line of a list: a path has 4,096 bytes, an address some thousands
 _SHOWN = 80  # characters of a line that is too long
@@ -51,34 +49,27 @@ def count_items(sources: Sequence[str], image_column: str = "") -> int:
         if source == STDIN or is_address(source) or suffix in _ARCHIVES:
             return 0
         if suffix == ".parquet":
-            with _sentence(source), opened(source) as file:
+            with _reading(source), open_source(source) as file:
                 total += open_parquet(file).metadata.num_rows
         else:
             total += sum(1 for _ in _items(source, image_column, NOWHERE))
     return total
 
 
-@contextmanager
-def _sentence(source: str) -> Iterator[None]:
-    """Turn whatever is raised while a source is read into an EngramError."""
-    try:
-        yield
-    except EngramError:
-        raise
-    except Exception as error:  # on hostile bytes the libraries raise nearly anything
-        raise EngramError(f"{source} cannot be read: {first_line(error)}.") from error
+def _reading(source: str) -> AbstractContextManager[None]:
+    return explained(lambda error: f"{source} cannot be read: {first_line(error)}.")
 
 
 def _items(source: str, image_column: str, allowed: Allowed) -> Iterator[Item]:
     suffix = os.path.splitext(source)[1].lower()
-    with _sentence("Standard input" if source == STDIN else source):
+    with _reading("Standard input" if source == STDIN else source):
         if source == STDIN:
             if isinstance(sys.stdin, io.TextIOWrapper):
                 sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
             yield from _listed(sys.stdin, "", allowed)
         elif suffix in _LISTS:
             near = allowed.beside(source) if is_address(source) else allowed
-            with opened(source) as file:
+            with open_source(source) as file:
                 yield from _LISTS[suffix](file, source, near, image_column)
         elif suffix in _ARCHIVES:
             yield from tar_items(source, _is_image)
@@ -183,7 +174,7 @@ def _parquet_file(
 
 def _check_type(column: str, kind: Any) -> None:
     """A column has text, bytes, nothing, or structs of these; anything else is a ValueError."""
-    types = require("pyarrow", extra="hub-data", purpose="Reading parquet").types
+    types = pyarrow("Reading parquet").types
     plain = ("is_string", "is_large_string", "is_binary", "is_large_binary", "is_null")
     kinds = [field.type for field in kind] if types.is_struct(kind) else [kind]
     kinds = [one.value_type if types.is_dictionary(one) else one for one in kinds]

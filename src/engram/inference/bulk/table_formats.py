@@ -10,8 +10,8 @@ import io
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,10 +20,11 @@ import numpy as np
 from engram.errors import EngramError
 from engram.tasks.kind import ColumnType
 from engram.util.files import write_atomically
-from engram.util.optional import require
-from engram.util.text import first_line, visible
+from engram.util.parquet import pyarrow
+from engram.util.text import explained, first_line, visible
 
 Row = Mapping[str, Any]
+_PARQUET = "Writing parquet"
 
 #: The beginning of a spreadsheet's formula; some take the wide forms, too.
 _FORMULAS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
@@ -58,16 +59,14 @@ class TableFormat(ABC):
         """Write all parts as one table, with one of them in memory."""
 
 
-@contextmanager
-def _reading(part: Path) -> Iterator[None]:
-    """Raise an EngramError for any error of a reader: somebody else changed the part."""
-    try:
-        yield
-    except Exception as error:
-        raise EngramError(
-            f"{part} is damaged ({type(error).__name__}: {first_line(error)}); remove it, and run "
-            "the same command again: its images will be answered anew."
-        ) from error
+def _reading(part: Path) -> AbstractContextManager[None]:
+    """Say so where somebody else has changed a part."""
+    return explained(
+        lambda error: (
+            f"{part} is damaged ({type(error).__name__}: {first_line(error)}); remove "
+            "it, and run the same command again: its images will be answered anew."
+        )
+    )
 
 
 class _LineFormat(TableFormat):
@@ -137,7 +136,7 @@ class Parquet(TableFormat):
 
     def __init__(self, schema: Any) -> None:
         self.schema = schema
-        self._arrow, self._parquet = _pyarrow("pyarrow"), _pyarrow("pyarrow.parquet")
+        self._arrow, self._parquet = pyarrow(_PARQUET), pyarrow(_PARQUET, "pyarrow.parquet")
 
     def write(self, path: Path, rows: Sequence[Row]) -> None:
         columns = {name: [row.get(name) for row in rows] for name in self.schema.names}
@@ -163,10 +162,6 @@ class Parquet(TableFormat):
                 writer.write_table(rows)
 
 
-def _pyarrow(module: str) -> Any:
-    return require(module, extra="hub-data", purpose="Writing parquet")
-
-
 def table_format(suffix: str, columns: Mapping[str, ColumnType]) -> TableFormat:
     """The format of a file name's suffix, with these columns."""
     if suffix == Csv.suffix:
@@ -181,7 +176,7 @@ def table_format(suffix: str, columns: Mapping[str, ColumnType]) -> TableFormat:
 
 
 def _schema(columns: Mapping[str, ColumnType]) -> Any:
-    arrow = _pyarrow("pyarrow")
+    arrow = pyarrow(_PARQUET)
     types = {
         "text": arrow.string(),
         "number": arrow.float64(),

@@ -16,7 +16,8 @@ from typing import IO
 
 from engram.errors import EngramError
 from engram.images.decode import MAX_IMAGE_BYTES
-from engram.inference.bulk.items import Item, opened
+from engram.inference.bulk.addresses import open_source
+from engram.inference.bulk.items import Item
 from engram.util.text import storage, utf8
 
 _BLOCK = tarfile.BLOCKSIZE
@@ -46,7 +47,7 @@ def tar_items(source: str, is_image: Callable[[str], bool]) -> Iterator[Item]:
     Raises:
         DamagedArchive: A header is invalid or cut off, the end is missing, or a checksum is wrong.
     """
-    with opened(source) as file:
+    with open_source(source) as file:
         archive = _Archive(source, file)
         try:
             yield from archive.items(is_image)
