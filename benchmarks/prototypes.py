@@ -29,7 +29,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -250,28 +250,27 @@ STARTS = {
 _TOKENS, _OF_IMAGES = 4_000, 100  # that k-means sees of every layer, and of how many images
 
 
-def trained(name: str) -> dict[str, Record]:
-    """Train all starts, rates and seeds in one pass: best validation accuracy and its loss."""
+def trained(name: str, seed: int) -> dict[str, Record]:
+    """Train all starts and rates in one pass: best validation accuracy and its loss."""
     splits = drawn(name, 0)
     model, count = MemoryViT(backbone(name)), len(splits["train"])
     recipe = shorter_recipe(RECIPE, count)
     every: dict[str, TaskTrainer] = {}
     for start in STARTS:
         for lr in RATES[Masked.name]:
-            for seed in DRAWS:
-                called = f"task{len(every)}"
-                model.add(splits.task_spec(called, Masked(cells=5)), seed=seed)
-                one = TaskTrainer(model, called, recipe, lr, trial=f"of {called}", fold=seed)
-                every[record_name("cells", name, start, lr, seed)] = one
+            called = f"task{len(every)}"
+            model.add(splits.task_spec(called, Masked(cells=5)), seed=seed)
+            one = TaskTrainer(model, called, recipe, lr, trial=f"of {called}", fold=seed)
+            every[record_name("cells", name, start, lr, seed)] = one
     training = Training(model, list(every.values()), splits, recipe, Run(None, ProcessGroup()))
     training.prepare()  # which may deal the folds again
     assert splits.folds is not None
-    learned = {k: np.flatnonzero(splits.folds.train.numpy() != k) for k in DRAWS}
-    starts = {k: centroids(name, splits["train"].subset(learned[k]), k) for k in DRAWS}
+    learned = np.flatnonzero(splits.folds.train.numpy() != seed)
+    found = centroids(name, splits["train"].subset(learned), seed)
     for called, one in every.items():
         start = called.split(", ")[2]
         if start != "random":
-            cells = starts[one.fold or 0]
+            cells = found
             if start == "short centroids":
                 cells = 0.02 * cells / cells.std(-1, keepdim=True)
             with torch.no_grad():
@@ -319,84 +318,80 @@ def record_name(*parts: object) -> str:
     return ", ".join(map(str, parts))
 
 
-def _mean(values: Iterable[float]) -> float:
-    return statistics.fmean(values)
-
-
 def _cell(records: Sequence[Record | None], plain: Sequence[Record | None], first: bool) -> str:
-    """Mean accuracy, the difference of every draw to the plain one, and the mean loss."""
-    if not all(records) or not all(plain):
+    """Accuracy and loss of every draw that was run; of all but the first row, the difference."""
+    pairs = [(a, b) for a, b in zip(records, plain, strict=True) if a and b]
+    if not pairs:
         return ""
-    pairs = [(a["accuracy"], b["accuracy"]) for a, b in zip(records, plain, strict=True) if a and b]
-    each = " / ".join(f"{a - b:+.1f}" for a, b in pairs)
-    loss = _mean(one["loss"] for one in records if one)
-    gain = "" if first else f" ({each})"
-    return f"{_mean(a for a, _ in pairs):.1f}{gain}, loss {loss:.2f}"
+    if first:
+        each = " / ".join(f"{a['accuracy']:.1f}" for a, _ in pairs)
+        return f"{each}, loss {statistics.fmean(a['loss'] for a, _ in pairs):.3f}"
+    each = " / ".join(f"{a['accuracy'] - b['accuracy']:+.1f}" for a, b in pairs)
+    return f"{each}, loss {statistics.fmean(a['loss'] - b['loss'] for a, b in pairs):+.3f}"
+
+
+def _of_draws(*parts: object) -> list[Record | None]:
+    return [RECORDS.get(record_name(*parts, draw)) for draw in DRAWS]
 
 
 def source_table() -> list[str]:
-    def found(name: str, key: str) -> list[Record | None]:
-        return [RECORDS.get(record_name("source", name, key, draw)) for draw in DRAWS]
-
     rows = []
     for key, source in SOURCES.items():
-        cells = [_cell(found(n, key), found(n, "readout"), key == "readout") for n in SETS]
+        cells = [
+            _cell(_of_draws("source", n, key), _of_draws("source", n, "readout"), key == "readout")
+            for n in SETS
+        ]
         rows.append([source.title, *cells])
-    return markdown_table(["the head sees", *SETS], rows)
+    return markdown_table(["the head sees", *SETS], [row for row in rows if any(row[1:])])
 
 
-def cell_tables() -> Iterator[str]:
-    def found(name: str, start: str, lr: float) -> list[Record | None]:
-        return [RECORDS.get(record_name("cells", name, start, lr, seed)) for seed in DRAWS]
-
+def cell_table() -> list[str]:
     rows = []
     for start, title in STARTS.items():
         for lr in RATES[Masked.name]:
-            of = partial(found, lr=lr)
-            cells = [_cell(of(n, start), of(n, "random"), start == "random") for n in SETS]
+            cells = [
+                _cell(
+                    _of_draws("cells", n, start, lr),
+                    _of_draws("cells", n, "random", lr),
+                    start == "random",
+                )
+                for n in SETS
+            ]
             rows.append([title, f"{lr:g}", *cells])
-    yield from markdown_table(["cells start as", "rate", *SETS], rows)
-    yield from ("", "At the rate with the highest mean for each start and set:", "")
-    rows = []
-    for start, title in STARTS.items():
-        cells = [_cell(_best(n, start, found), _best(n, "random", found), start == "random")
-                 for n in SETS]  # fmt: skip
-        rows.append([title, *cells])
-    yield from markdown_table(["cells start as", *SETS], rows)
-
-
-def _best(name: str, start: str, found: Any) -> list[Record | None]:
-    tried = [found(name, start, lr) for lr in RATES[Masked.name]]
-    if not all(all(records) for records in tried):
-        return [None]
-    return max(tried, key=lambda records: _mean(one["accuracy"] for one in records))
+    return markdown_table(["cells start as", "rate", *SETS], [row for row in rows if any(row[2:])])
 
 
 def page() -> list[str]:
     return [
+        "Accuracy in per cent on held-out training images of every draw that was run, and the mean",
+        "loss; of all but the plain rows the differences to these. No test image was read.",
+        "`python -m benchmarks.prototypes` ran it.",
+        "",
+        "## Sources of a readout",
+        "",
         *source_table(),
         "",
-        *cell_tables(),
+        "## Starts of cells",
+        "",
+        *cell_table(),
     ]
 
 
 def missing() -> Iterator[tuple[str, Mapping[str, Record]]]:
     """What is not recorded yet, run by run, in the order of its worth."""
-    first, large = list(SOURCES)[:4], SETS[len(SMALL) :]
-    yield from _missing_sources(first, SETS, DRAWS[:1])
-    yield from _missing_cells(SETS[:1])
-    yield from _missing_sources(first, large, DRAWS)
-    yield from _missing_cells(("textures",))
-    yield from _missing_sources(first, SETS, DRAWS)
+    first = list(SOURCES)[:4]
+    yield from _missing_sources(first, DRAWS[:1])
+    yield from _missing_cells(("cifar10", "textures"))
+    yield from _missing_sources(first, DRAWS)
     yield from _missing_cells(SETS)
-    yield from _missing_sources(SOURCES, SETS, DRAWS)
+    yield from _missing_sources(SOURCES, DRAWS)
 
 
 def _missing_sources(
-    keys: Iterable[str], sets: Iterable[str], draws: Iterable[int]
+    keys: Iterable[str], draws: Iterable[int]
 ) -> Iterator[tuple[str, Mapping[str, Record]]]:
     for draw in draws:
-        for name in sets:
+        for name in SETS:
             for key in keys:
                 called = record_name("source", name, key, draw)
                 if called not in RECORDS:
@@ -404,9 +399,10 @@ def _missing_sources(
 
 
 def _missing_cells(sets: Iterable[str]) -> Iterator[tuple[str, Mapping[str, Record]]]:
-    for name in sets:
-        if record_name("cells", name, "random", RATES[Masked.name][0], 0) not in RECORDS:
-            yield f"cells, {name}", trained(name)
+    for seed in DRAWS:
+        for name in sets:
+            if record_name("cells", name, "random", RATES[Masked.name][0], seed) not in RECORDS:
+                yield f"cells, {name}, {seed}", trained(name, seed)
 
 
 def main() -> None:
