@@ -19,8 +19,8 @@ measured on another fold. No test image is read.
 
 A finished run is a line of results/prototypes.jsonl and never repeated; a process that is stopped
 loses only the run it was in. `--table` writes the page from what is there. CIFAR-10 and fashion
-come from where `benchmarks.paper` has them. All of it is estimated to take three quarters of an hour
-of one core.
+come from where `benchmarks.paper` has them. All of it takes about three quarters of an hour of one
+core, which is an estimate.
 """
 
 from __future__ import annotations
