@@ -37,8 +37,8 @@ def demo_folder(out: str | os.PathLike[str]) -> Iterator[Path]:
             free = shutil.disk_usage(folder).free
             if free < _NEEDED:
                 raise EngramError(
-                    f"The demo needs {_NEEDED / 1e9:.1f} GB for a minute, and the disk of {out} has "
-                    f"{free / 1e9:.1f} GB free; make room, or choose another disk with --out."
+                    f"The demo needs {_NEEDED / 1e9:.1f} GB for a minute, and the disk of {out} "
+                    f"has {free / 1e9:.1f} GB free; make room, or choose another disk with --out."
                 )
             os.environ["ENGRAM_CACHE"] = str(folder / "cache")
             try:
