@@ -126,3 +126,32 @@ def test_what_cannot_grow_is_a_sentence(
     with pytest.raises(EngramError, match="only classification"):
         add_classes(model, model.engram("tags"), blue, RECIPE)
     assert "colours" not in model.tasks
+
+
+def test_an_mlp_head_keeps_what_it_knew(
+    small_backbone: Path, colours: Path, splits: Splits, tmp_path: Path
+) -> None:
+    model = new_model(small_backbone)
+    first = load(some(colours, "red", "green", folder=tmp_path))
+    model.add_task("a", first.classes, regime="mlp-head", seed=0)
+    engram.fit(model, "a", first, RECIPE)
+    add_classes(model, model.engram("a"), some(colours, "blue", folder=tmp_path), RECIPE)
+    assert engram.evaluate(model, splits, "a", workers=0)["accuracy"] >= 0.85
+
+
+def test_balance_gives_every_class_the_same_weight(small_backbone: Path) -> None:
+    """Of classes that are hard to tell apart, the rare one is answered more often."""
+
+    def noise(*labels: str) -> list[tuple[torch.Tensor, str]]:
+        return [(torch.rand(3, 16, 16), label) for label in labels]
+
+    model = new_model(small_backbone)
+    model.add_task("a", ("one", "two"), regime="head", seed=0)
+    engram.fit(model, "a", noise(*["one", "two"] * 40), RECIPE)
+    rare, said = noise(*["rare"] * 8), {}
+    for balance in ("none", "weights"):
+        recipe = RECIPE.but(balance=balance, calibrate="off")
+        add_classes(model, model.engram("a"), rare, recipe, task=balance)
+        pixels = 4 * torch.rand(100, 3, 16, 16) - 2
+        said[balance] = int((model.eval()(pixels)[balance].argmax(1) == 2).sum())
+    assert said["none"] < said["weights"]

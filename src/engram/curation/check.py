@@ -38,7 +38,7 @@ from engram.data.source import SPLITS
 from engram.images.decode import BadImage, image_size, read_image
 from engram.methods import Head
 from engram.model import MemoryViT
-from engram.train.feeds import BatchShard
+from engram.train.feeds import BatchShard, KnownFeatures
 from engram.train.recipe import Recipe
 from engram.train.seen import PLAIN
 from engram.train.solve import Solver
@@ -58,49 +58,16 @@ _CONFUSED = 0.25  # of the images of two classes that were taken for the other o
 
 
 @dataclass(frozen=True)
-class LabelFinding:
-    """An image whose label looks wrong."""
+class Finding:
+    """An image that looks suspicious, and the images that speak for it."""
 
     sample: Sample
-    suggested: str
-    odds: float  # how many times likelier the suggested class is than the label
-    witnesses: Sequence[Sample]  # the nearest images of the suggested class
-
-
-@dataclass(frozen=True)
-class DuplicateGroup:
-    """Images of one picture (copies) or of one scene (frames)."""
-
-    samples: Sequence[Sample]
-    kind: str  # copies or frames
-    similarity: float  # the lowest of the cosines that connect them
-
-
-@dataclass(frozen=True)
-class Leak:
-    """An image of val or test, and the image of train (or val) that shows the same."""
-
-    sample: Sample
-    other: Sample
-    kind: str  # copies or frames
-    similarity: float
-
-
-@dataclass(frozen=True)
-class Outlier:
-    """An image that is far from all others."""
-
-    sample: Sample
-    nearest: Sample
-    distance: float  # in deviations from the median distance
-
-
-@dataclass(frozen=True)
-class Confusion:
-    """Two classes, and the share of their images that were taken for the other one."""
-
-    classes: tuple[str, str]
-    share: float
+    others: Sequence[Sample]  # the nearest ones (of the suggested class), or that show the same
+    #: Of a label, how many times likelier the suggested class is; of images that show the same, the
+    #: lowest cosine that connects them; of an outlier, deviations from the median distance.
+    score: float
+    kind: str = ""  # of images that show the same: copies (one picture) or frames (one scene)
+    suggested: str = ""  # the class
 
 
 @dataclass(frozen=True)
@@ -109,11 +76,11 @@ class Check:
 
     splits: Splits
     images: int  # that can be read
-    labels: Sequence[LabelFinding]
-    duplicates: Sequence[DuplicateGroup]
-    leaks: Sequence[Leak]
-    outliers: Sequence[Outlier]
-    confused: Sequence[Confusion]
+    labels: Sequence[Finding]
+    duplicates: Sequence[Finding]
+    leaks: Sequence[Finding]  # images of val and test that show what one of train (or val) shows
+    outliers: Sequence[Finding]  # images that are far from all others
+    confused: Sequence[tuple[str, str, float]]  # classes, and the share taken for the other one
     unreadable: Sequence[str]  # "PATH: reason"
     tiny: Sequence[tuple[Sample, tuple[int, int]]]  # with width and height
     unchecked: str = ""  # why labels were not checked
@@ -194,58 +161,37 @@ def near_duplicates(found: ImageFeatures, progress: Progress) -> tuple[list[Pair
 
 def _duplicate_groups(
     samples: Sequence[Sample], copies: Sequence[Pair], frames: Sequence[Pair]
-) -> list[DuplicateGroup]:
+) -> list[Finding]:
     """Groups of copies, then groups of frames, with their copies; the most similar first."""
-    found = []
+    found = list[Finding]()
     for kind, pairs in (("copies", copies), ("frames", frames)):
         groups = groups_of(len(samples), pairs if kind == "copies" else [*copies, *frames])
         cosines: dict[int, float] = {}
         for pair in pairs:
             group = int(groups[pair.first])
             cosines[group] = min(cosines.get(group, 1.0), pair.cosine)
-        own = [
-            DuplicateGroup(
-                [samples[int(row)] for row in np.flatnonzero(groups == group)], kind, cosine
-            )
-            for group, cosine in cosines.items()
-        ]
-        found += sorted(own, key=lambda one: -one.similarity)
+        for group, cosine in sorted(cosines.items(), key=lambda one: -one[1]):
+            first, *others = (samples[int(row)] for row in np.flatnonzero(groups == group))
+            found.append(Finding(first, others, cosine, kind))
     return found
 
 
-def _leaks(samples: Sequence[Sample], copies: Sequence[Pair], frames: Sequence[Pair]) -> list[Leak]:
+def _leaks(
+    samples: Sequence[Sample], copies: Sequence[Pair], frames: Sequence[Pair]
+) -> list[Finding]:
     """Every image of val and test that shows what an image of an earlier split shows."""
     order = list(SPLITS)
-    best: dict[int, Leak] = {}
+    best: dict[int, Finding] = {}
     for kind, pairs in (("copies", copies), ("frames", frames)):
         for first, second, cosine in sorted(pairs, key=lambda pair: -pair.cosine):
             of = [order.index(samples[row][0].split) for row in (first, second)]
             if of[0] != of[1]:
                 late, early = (first, second) if of[0] > of[1] else (second, first)
-                best.setdefault(late, Leak(samples[late], samples[early], kind, cosine))
+                best.setdefault(late, Finding(samples[late], [samples[early]], cosine, kind))
     return list(best.values())
 
 
 # Labels
-
-
-class _KnownFeatures:
-    """Features in memory, as a solver reads them: every image is for training and validation."""
-
-    plain = True
-
-    def __init__(self, features: Tensor, labels: Tensor, samples: Tensor) -> None:
-        self.bad: dict[str, str] = {}
-        self._all = BatchShard(features, labels, samples)
-
-    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
-        yield self._all
-
-    def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
-        yield self._all
-
-    def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        return dict.fromkeys(tasks, inputs)
 
 
 def _why_unchecked(splits: Splits, found: ImageFeatures) -> str:
@@ -277,7 +223,7 @@ def held_out_logits(
     alone = MemoryViT(model.backbone)
     task = alone.add(splits.task_spec("check", Head()))
     labels = torch.from_numpy(train.labels)[numbers]
-    feed = _KnownFeatures(found.pooled[rows], labels, numbers)
+    feed = KnownFeatures(BatchShard(found.pooled[rows], labels, numbers))
     solution = Solver(alone, "check", feed, folded, recipe, ProcessGroup()).best((PLAIN,))
     held_out, weight, bias = solution.answers, solution.weight[-1].cpu(), solution.bias[-1].cpu()
     others = torch.tensor(found.rows("val") + found.rows("test"), dtype=torch.long)
@@ -287,7 +233,7 @@ def held_out_logits(
     return outputs / temperature, torch.cat([answered, others])
 
 
-def _labels(found: ImageFeatures, logits: Tensor, rows: Tensor) -> Iterator[LabelFinding]:
+def _labels(found: ImageFeatures, logits: Tensor, rows: Tensor) -> Iterator[Finding]:
     """Labels that look wrong, each with the nearest images of the class that is suggested."""
     labels = torch.tensor([int(dataset.labels[i]) for dataset, i in found.samples])
     unit = directions(found.pooled)
@@ -295,15 +241,12 @@ def _labels(found: ImageFeatures, logits: Tensor, rows: Tensor) -> Iterator[Labe
         row = int(rows[place])
         of_class = (labels == suggested).nonzero()[:, 0]
         nearest = (unit[of_class] @ unit[row]).topk(min(_WITNESSES, len(of_class))).indices
-        yield LabelFinding(
-            found.samples[row],
-            found.samples[row][0].classes[suggested],
-            odds,
-            [found.samples[i] for i in of_class[nearest].tolist()],
-        )
+        witnesses = [found.samples[i] for i in of_class[nearest].tolist()]
+        classes = found.samples[row][0].classes
+        yield Finding(found.samples[row], witnesses, odds, suggested=classes[suggested])
 
 
-def _confused(found: ImageFeatures, logits: Tensor, rows: Tensor) -> list[Confusion]:
+def _confused(found: ImageFeatures, logits: Tensor, rows: Tensor) -> list[tuple[str, str, float]]:
     """Pairs of classes that are often taken for each other, the worst first."""
     samples = [found.samples[row] for row in rows.tolist()]
     labels = torch.tensor([int(dataset.labels[i]) for dataset, i in samples])
@@ -315,13 +258,13 @@ def _confused(found: ImageFeatures, logits: Tensor, rows: Tensor) -> list[Confus
     shares = (counts + counts.mT) / (images[:, None] + images).clamp(min=1)
     pairs = (shares.triu(1) >= _CONFUSED).nonzero().tolist()
     pairs.sort(key=lambda pair: -float(shares[pair[0], pair[1]]))
-    return [Confusion((names[a], names[b]), float(shares[a, b])) for a, b in pairs]
+    return [(names[a], names[b], float(shares[a, b])) for a, b in pairs]
 
 
 # Images
 
 
-def _outliers(found: ImageFeatures) -> list[Outlier]:
+def _outliers(found: ImageFeatures) -> list[Finding]:
     """Images whose neighbours are much farther away than is usual, the farthest first."""
     if len(found.samples) <= 2 * _NEIGHBOURS:
         return []
@@ -329,7 +272,7 @@ def _outliers(found: ImageFeatures) -> list[Outlier]:
     far = (deviations > OUTLIER).nonzero()[:, 0]
     far = far[deviations[far].argsort(descending=True, stable=True)]
     return [
-        Outlier(found.samples[i], found.samples[int(nearest[i])], float(deviations[i]))
+        Finding(found.samples[i], [found.samples[int(nearest[i])]], float(deviations[i]))
         for i in far.tolist()
     ]
 

@@ -1,13 +1,20 @@
-"""Teach an existing task new classes from images of these alone: `engram fit --add-classes`."""
+"""Teach an existing task new classes from images of these alone: `engram fit --add-classes`.
+
+Features of old images are drawn from the statistics that the old engram kept of them, and the head
+is solved for those and for the features of the new images together (`solve.py`). What gives the
+features, cells and everything else but the head, stays as it is.
+"""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from engram.data.datasets import Dataset, Splits, check_fits, load
 from engram.data.python_data import PythonData
@@ -20,20 +27,24 @@ from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.task import Task
 from engram.train.calibrate import metrics_on_test
 from engram.train.class_statistics import features_of, keep_statistics
+from engram.train.feeds import BatchShard, KnownFeatures
 from engram.train.fit import training_record
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
-from engram.train.replay import Images, drawn, real, solve_head
 from engram.train.result import Result
 from engram.train.run import Run
+from engram.train.seen import PLAIN, Columns
+from engram.train.solve import Solver
 from engram.train.training import Training
-from engram.train.validation import with_held_out
+from engram.train.validation import HeldOut, with_held_out
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 from engram.util.text import summarise_names
 
 _TRAIN, _VAL = 1, 2  # seeds of what is drawn
+_EACH, _ALL = 200, 50_000  # features that are drawn of an old class, and of all of them
+_ROWS = 8_192  # that are in full precision at once
 
 
 def add_classes(
@@ -108,8 +119,8 @@ def add_classes(
         training = Training(scratch, [learner], splits, recipe, Run(None, team, progress=progress))
         training.prepare()
         training.begin("")
-        val = _solve(training, learner, statistics)
-        metrics = _measure(training, learner, val, known)
+        answers = _solve(training, learner, statistics)
+        metrics = _measure(training, learner, answers, known)
         keep_statistics(training, [learner], statistics)
         made = scratch.engram(name)
         if replaces:
@@ -195,42 +206,79 @@ def _grown(
     return task, statistics
 
 
-def _solve(training: Training, learner: TaskTrainer, old: ClassStatistics) -> Images:
-    """Solve the head, and give the validation images with drawn ones of the old classes."""
+def _solve(training: Training, learner: TaskTrainer, old: ClassStatistics) -> HeldOut:
+    """Solve the head; returns its answers for the validation images, and for drawn old ones."""
     training.progress("reading features", 0, 0)
-    recipe, team, feed = training.recipe, training.team, training.feed
-    views = [feed.epoch(i, 0, balanced=False) for i in range(max(1, recipe.views))]
-    found = [batch for shares in views for batch in features_of(training, shares, learner.name)]
-    train = real(team.gather(found))
-    if len(views) > 1:  # every image counts once
-        train = replace(train, weights=train.weights / len(views))
-    new = real(team.gather(list(features_of(training, feed.validation(), learner.name))))
-    each = max(1, round(len(new.labels) / len(set(new.labels.tolist()))))
-    val = new.plus(drawn(old, _VAL, each))
+    recipe, team, feed, task = training.recipe, training.team, training.feed, learner.task
+    views = max(1, recipe.views)
+    shares = (share for i in range(views) for share in feed.epoch(i, 0, balanced=False))
+    new = _gathered(training, shares, learner.name)
+    val = _gathered(training, feed.validation(), learner.name)
+    known = int((old.counts > 0).sum())
+    train = _with_drawn(new, old, _TRAIN, min(_EACH, max(20, _ALL // max(1, known))))
+    each = max(1, round(len(val[1]) / len(set(val[1].tolist()))))
+    known_features = KnownFeatures(
+        _share(task, train, team), _share(task, _with_drawn(val, old, _VAL, each), team)
+    )
     training.progress("solving", 0, 0)
-    solve_head(learner.task, train.plus(drawn(old, _TRAIN)), val, recipe)
-    return val
+    columns = Columns(task.head.in_features)
+    solver = Solver(
+        training.model, learner.name, known_features, training.splits, recipe, team, columns
+    )
+    rows = torch.bincount(train[1], minlength=len(task.spec.classes)).float()
+    images = rows / views  # that a class counts for: drawn ones, as many as the class had
+    images[: len(old.counts)] = old.counts.cpu()
+    if recipe.balance != "none":
+        images = torch.ones_like(rows)
+    solver.weights = (images / rows.clamp(min=1)).to(team.device)
+    solution = solver.best((PLAIN,))
+    solution.put_into(task)
+    return solution.answers
+
+
+def _gathered(training: Training, shares: Iterable[BatchShard], name: str) -> tuple[Tensor, Tensor]:
+    """Head inputs for the images of all processes, in half precision, and their labels."""
+    found = training.team.gather(list(features_of(training, shares, name)))
+    features, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return features, labels
+
+
+def _with_drawn(
+    new: tuple[Tensor, Tensor], old: ClassStatistics, seed: int, each: int
+) -> tuple[Tensor, Tensor]:
+    """Features and labels of new images, and of so many that are drawn of each old class."""
+    labels = torch.nonzero(old.counts > 0).flatten().cpu().repeat_interleave(each)
+    drawn = old.draw(labels, torch.Generator().manual_seed(seed)).half().cpu()
+    return torch.cat([new[0], drawn]), torch.cat([new[1], labels])
+
+
+def _share(task: Task, images: tuple[Tensor, Tensor], team: ProcessGroup) -> BatchShard:
+    """This process's share of images: what the last layer of the head is given."""
+    own = slice(team.rank, None, team.world)
+    features, labels, samples = (x[own] for x in (*images, torch.arange(len(images[1]))))
+    with torch.no_grad():
+        parts = (part.to(task.head.weight) for part in torch.split(features, _ROWS))
+        seen = [task.head.hide(part).half().cpu() for part in parts]
+    return BatchShard(torch.cat(seen), labels, samples)
 
 
 def _measure(
-    training: Training, learner: TaskTrainer, val: Images, known: int
+    training: Training, learner: TaskTrainer, answers: HeldOut, known: int
 ) -> dict[str, dict[str, Any]]:
     """Calibrate on all of these, and measure the new classes and the old ones by themselves."""
-    task = learner.task
-    with torch.no_grad():
-        logits = task.head(val.features.to(task.head.weight)).float().cpu()
-    at = 1.0
+    task, at = learner.task, 1.0
+    logits, labels = answers.outputs, answers.labels
     if training.recipe.calibrate == "on":
-        at = task.kind.temperature(logits, val.labels)
+        at = task.kind.temperature(logits, labels)
         task.head.divide(at)
     training.measure([learner])
     metrics = {"val": learner.metrics}
     if at != 1.0:
-        new = val.labels >= known
-        before = task.kind.metrics([(logits[new], val.labels[new])], {})["ece"]
+        new = labels >= known
+        before = task.kind.metrics([(logits[new], labels[new])], {})["ece"]
         metrics["val"] |= {"uncalibrated_ece": before, "temperature": at}
-    old = val.labels < known
-    return {**metrics, "replay": task.kind.metrics([(logits[old] / at, val.labels[old])], {})}
+    old = labels < known
+    return {**metrics, "replay": task.kind.metrics([(logits[old] / at, labels[old])], {})}
 
 
 def _lineage(old: Engram) -> list[dict[str, Any]]:

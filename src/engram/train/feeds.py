@@ -82,6 +82,29 @@ class Feed(FeatureFeed, Protocol):
         """Outputs by task for the inputs of a share."""
 
 
+class KnownFeatures:
+    """Features in memory, as a solver reads them; by default, the validation images are the same.
+
+    All of them are the first epoch.
+    """
+
+    plain = True
+
+    def __init__(self, train: BatchShard, val: BatchShard | None = None) -> None:
+        self.bad: dict[str, str] = {}
+        self._train, self._val = train, val or train
+
+    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
+        if not epoch:
+            yield self._train
+
+    def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
+        yield self._val
+
+    def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        return dict.fromkeys(tasks, inputs)
+
+
 class BackboneFeed:
     """Images are decoded and go through the backbone, every time."""
 

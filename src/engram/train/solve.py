@@ -121,7 +121,8 @@ class Solver:
     """Solves heads for one task of a model from the features that a feed has of it.
 
     The task says the kind, and its head settles what that needs. Where it is a readout of all
-    layers and the grid, heads see any of these; else the pooled token is all there is.
+    layers and the grid, heads see any of these; else the pooled token is all there is. `columns`
+    say it where the features are others.
     Where the recipe balances classes, by weights or a sampler, the loss has weights: a solver takes
     no batches, and a sampler has the same mean.
     """
@@ -134,6 +135,7 @@ class Solver:
         splits: Splits,
         recipe: Recipe,
         team: ProcessGroup,
+        columns: Columns | None = None,
     ) -> None:
         task = model.task(name)
         self.task, self.team, self.smoothing = task, team, recipe.label_smoothing
@@ -144,7 +146,8 @@ class Solver:
         if recipe.balance != "none":
             weights = task.kind.class_weights(labels, len(task.spec.classes))
             self.weights = weights.to(team.device)
-        passes, self.columns = max(1, recipe.views), Columns.for_task(task, model.backbone)
+        passes = max(1, recipe.views)
+        self.columns = columns or Columns.for_task(task, model.backbone)
         self._known: tuple[Iterable[_Batch], tuple[Products, _Batch]] | None = None
 
         def read(shares: Iterable[BatchShard]) -> Iterator[_Batch]:
