@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engram.curation.check import Check
+from engram.curation.check import Check, Finding
 from engram.curation.findings import name, short_name, summary
 from engram.data.overview import Sample, class_counts, label_words
 from engram.model import MemoryViT
@@ -27,7 +27,8 @@ class _Findings:
     title: str
     columns: Sequence[str]
     note: str
-    found: Sequence[tuple[str, Sequence[Sample]]]  # words, and images, the suspicious one first
+    found: Sequence[Finding]
+    words: Callable[[Finding], str]  # about one
 
 
 def write_page(check: Check, model: MemoryViT, path: Path) -> Path:
@@ -65,45 +66,35 @@ def _pictures(check: Check, model: MemoryViT) -> Callable[[Sample], Thumbnail]:
 
 def _kinds(check: Check) -> Iterator[_Findings]:
     """Everything that is shown with images."""
-    labels = [
-        (
-            f"{label_words(*one.sample)}, or {one.suggested}? ({one.odds:,.0f} times likelier)",
-            (one.sample, *one.witnesses),
-        )
-        for one in check.labels
-    ]
     yield _Findings(
         "labels", "Labels that look wrong", ["image", "nearest"],
         "The label that an image has, and the one that heads suggest which did not learn from it; "
         "beside it, the nearest images of the suggested class.",
-        labels,
+        check.labels,
+        lambda one: (
+            f"{label_words(*one.sample)}, or {one.suggested}? ({one.score:,.0f} times likelier)"
+        ),
     )  # fmt: skip
-    leaks = [
-        (f"{one.sample[0].split}, and {one.other[0].split} ({one.kind})", (one.sample, one.other))
-        for one in check.leaks
-    ]
     yield _Findings(
         "leaks", "Images in two splits", ["image", "in the other split"],
         "Images of one split that show the picture or the scene of an image of an earlier one: "
         "what is measured on them flatters.",
-        leaks,
+        check.leaks,
+        lambda one: f"{one.sample[0].split}, and {one.others[0][0].split} ({one.kind})",
     )  # fmt: skip
-    groups = [
-        (f"{len(one.samples)} {one.kind} ({_labels_of(one.samples)})", one.samples[:_ACROSS])
-        for one in check.duplicates
-    ]
     yield _Findings(
         "duplicates", "Near-duplicates", ["images"],
         "Copies are one picture, stored again, resized, cropped or mirrored; frames are images of "
         "one scene. fit keeps both in one fold.",
-        groups,
+        check.duplicates,
+        lambda one: f"{1 + len(one.others)} {one.kind} ({_labels_of((one.sample, *one.others))})",
     )  # fmt: skip
-    outliers = [
-        (f"{label_words(*one.sample)} ({one.distance:.1f} deviations)", (one.sample, one.nearest))
-        for one in check.outliers
-    ]
-    note = "Images that are far from all others, and the nearest one."
-    yield _Findings("outliers", "Outliers", ["image", "nearest"], note, outliers)
+    yield _Findings(
+        "outliers", "Outliers", ["image", "nearest"],
+        "Images that are far from all others, and the nearest one.",
+        check.outliers,
+        lambda one: f"{label_words(*one.sample)} ({one.score:.1f} deviations)",
+    )  # fmt: skip
 
 
 def _labels_of(samples: Sequence[Sample]) -> str:
@@ -114,10 +105,10 @@ def _image_section(
     check: Check, kind: _Findings, picture: Callable[[Sample], Thumbnail]
 ) -> Section:
     """A table of the first findings, with their images; nothing where there are none."""
-    rows = [
-        ImageRow(words, [picture(sample) for sample in samples], short_name(check, samples[0]))
-        for words, samples in kind.found[:_MOST]
-    ]
+    rows = []
+    for one in kind.found[:_MOST]:
+        images = [picture(sample) for sample in (one.sample, *one.others)[:_ACROSS]]
+        rows.append(ImageRow(kind.words(one), images, short_name(check, one.sample)))
     note, count = kind.note, len(kind.found)
     if count > _MOST:
         note += f" The first {_MOST} of {count:,}; --csv writes all of them."
@@ -129,7 +120,7 @@ def _classes(check: Check) -> Section:
     """Sizes of classes, and pairs that cannot be told apart."""
     contents: list[Content] = []
     if check.confused:
-        pairs = [(" and ".join(one.classes), f"{one.share:.0%}") for one in check.confused[:_MOST]]
+        pairs = [(f"{a} and {b}", f"{share:.0%}") for a, b, share in check.confused[:_MOST]]
         note = "Share of the images of two classes that were taken for the other one."
         contents.append(Table(["classes that are hard to tell apart", "confused"], pairs, note))
     counts = class_counts(check.splits)

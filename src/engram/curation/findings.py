@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from engram.curation.check import Check, DuplicateGroup
+from engram.curation.check import Check, Finding
 from engram.data.overview import Sample, class_counts, label_words
 from engram.inference.bulk.table_formats import safe_text
 from engram.util.description import Description
@@ -46,42 +46,38 @@ def document(check: Check) -> dict[str, Any]:
         "images": check.images,
         "labels": [
             _about(one.sample)
-            | {
-                "suggested": one.suggested,
-                "odds": round(one.odds, 1),
-                "nearest": [name(witness) for witness in one.witnesses],
-            }
+            | {"suggested": one.suggested, "odds": round(one.score, 1)}
+            | {"nearest": [name(witness) for witness in one.others]}
             for one in check.labels
         ],
         "duplicates": [
             {
-                "path": name(one.samples[0]),
-                "paths": [name(sample) for sample in one.samples],
-                "splits": [sample[0].split for sample in one.samples],
-                "labels": [label_words(*sample) for sample in one.samples],
+                "path": name(one.sample),
+                "paths": [name(sample) for sample in (one.sample, *one.others)],
+                "splits": [sample[0].split for sample in (one.sample, *one.others)],
+                "labels": [label_words(*sample) for sample in (one.sample, *one.others)],
                 "kind": one.kind,
-                "similarity": round(one.similarity, 4),
+                "similarity": round(one.score, 4),
             }
             for one in check.duplicates
         ],
         "leaks": [
             _about(one.sample)
             | {
-                "of": name(one.other),
-                "of_split": one.other[0].split,
-                "of_label": label_words(*one.other),
+                "of": name(one.others[0]),
+                "of_split": one.others[0][0].split,
+                "of_label": label_words(*one.others[0]),
                 "kind": one.kind,
-                "similarity": round(one.similarity, 4),
+                "similarity": round(one.score, 4),
             }
             for one in check.leaks
         ],
         "outliers": [
-            _about(one.sample)
-            | {"nearest": name(one.nearest), "deviations": round(one.distance, 2)}
+            _about(one.sample) | {"nearest": name(one.others[0]), "deviations": round(one.score, 2)}
             for one in check.outliers
         ],
         "confused": [
-            {"classes": list(one.classes), "share": round(one.share, 4)} for one in check.confused
+            {"classes": classes, "share": round(share, 4)} for *classes, share in check.confused
         ],
         "unreadable": list(check.unreadable),
         "tiny": [_about(sample) | {"size": list(size)} for sample, size in check.tiny],
@@ -116,29 +112,21 @@ def summary(check: Check) -> Iterator[tuple[str, str]]:
     yield "labels", check.unchecked or _count(check.labels, "look wrong", "looks wrong")
     copies = [one for one in check.duplicates if one.kind == "copies"]
     frames = [one for one in check.duplicates if one.kind == "frames"]
-    yield (
-        "duplicates",
-        (
-            f"{_groups(copies)} of one picture; {_groups(frames)} of one scene"
-            if check.duplicates
-            else "none"
-        ),
-    )
+    groups = f"{_groups(copies)} of one picture; {_groups(frames)} of one scene"
+    yield "duplicates", groups if check.duplicates else "none"
     if len(check.splits.datasets) > 1:
         yield "leaks", leak_words(check) or "none"
     yield "outliers", _count(check.outliers, "are far from all others", "is far from all others")
     if check.confused:
-        worst = check.confused[0]
+        first, second, share = check.confused[0]
         pairs = f"{counted(len(check.confused), 'pair')} of classes"
-        yield "confused", f"{pairs}, most {' and '.join(worst.classes)} ({worst.share:.0%})"
+        yield "confused", f"{pairs}, most {first} and {second} ({share:.0%})"
     if check.unreadable:
         yield "unreadable", counted(len(check.unreadable), "image")
     if check.tiny:
         width, height = check.tiny[0][1]
-        yield (
-            "tiny",
-            f"{counted(len(check.tiny), 'image')}, the smallest of {width}x{height} pixels",
-        )
+        images = counted(len(check.tiny), "image")
+        yield "tiny", f"{images}, the smallest of {width}x{height} pixels"
 
 
 def leak_words(check: Check) -> str:
@@ -148,7 +136,7 @@ def leak_words(check: Check) -> str:
         own = [one for one in check.leaks if one.sample[0].split == split]
         copies = sum(one.kind == "copies" for one in own)
         if copies:
-            others = " and ".join(sorted({one.other[0].split for one in own}))
+            others = " and ".join(sorted({one.others[0][0].split for one in own}))
             are = "is" if copies == 1 else "are"
             found.append(f"{counted(copies, 'image')} of {split} {are} also in {others}")
         if len(own) > copies:
@@ -164,8 +152,8 @@ def _count(found: Sequence[object], many: str, one: str) -> str:
     return f"{len(found):,} {one if len(found) == 1 else many}" if found else "none"
 
 
-def _groups(groups: Sequence[DuplicateGroup]) -> str:
-    images = sum(len(one.samples) for one in groups)
+def _groups(groups: Sequence[Finding]) -> str:
+    images = sum(1 + len(one.others) for one in groups)
     return f"{counted(len(groups), 'group')} ({counted(images, 'image')})"
 
 
@@ -175,35 +163,27 @@ def _findings(
     """Rows of the table of all findings, by kind; images are called as the function says."""
 
     def row(
-        kind: str, sample: Sample, score: str, other: Sample | None = None, suggested: str = ""
+        kind: str, sample: Sample, score: str, other: str = "", suggested: str = ""
     ) -> list[str]:
-        beside = "" if other is None else called(other)
         about = [called(sample), sample[0].split, label_words(*sample)]
-        return [kind, *about, suggested, beside, score]
+        return [kind, *about, suggested, other, score]
 
-    yield (
-        "labels",
-        (
-            row("label", one.sample, f"{one.odds:.0f}", one.witnesses[0], one.suggested)
-            for one in check.labels
-        ),
-    )
+    def rows(kind: str, found: Sequence[Finding], digits: int) -> Iterator[Sequence[str]]:
+        for one in found:
+            score, other = f"{one.score:.{digits}f}", called(one.others[0])
+            yield row(kind, one.sample, score, other, one.suggested)
+
+    yield "labels", rows("label", check.labels, 0)
     yield (
         "duplicates",
         (
-            row(one.kind, sample, f"{one.similarity:.3f}", one.samples[0])
+            row(one.kind, sample, f"{one.score:.3f}", called(one.sample))
             for one in check.duplicates
-            for sample in one.samples[1:]
+            for sample in one.others
         ),
     )
-    yield (
-        "leaks",
-        (row("leak", one.sample, f"{one.similarity:.3f}", one.other) for one in check.leaks),
-    )
-    yield (
-        "outliers",
-        (row("outlier", one.sample, f"{one.distance:.1f}", one.nearest) for one in check.outliers),
-    )
+    yield "leaks", rows("leak", check.leaks, 3)
+    yield "outliers", rows("outlier", check.outliers, 1)
     yield "tiny", (row("tiny", sample, f"{size[0]}x{size[1]}") for sample, size in check.tiny)
     parts = (one.partition(": ") for one in check.unreadable)
     yield "unreadable", (["unreadable", path, "", "", "", why, ""] for path, _, why in parts)
