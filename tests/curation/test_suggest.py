@@ -19,7 +19,7 @@ def directions(count: int, seed: int = 0) -> Tensor:
 def rows(
     vectors: Tensor, uncertainty: Tensor | None, count: int, labelled: Tensor = NONE
 ) -> list[int]:
-    return [row for row, _ in choose(vectors, uncertainty, count, labelled).rows]
+    return [row for row, _ in choose(vectors, uncertainty, count, labelled)[0]]
 
 
 def test_unsure_images_come_before_sure_ones() -> None:
@@ -33,18 +33,18 @@ def test_a_near_copy_of_a_chosen_image_is_left_out_and_counted() -> None:
     copies = vectors[3] + 0.01 * directions(5, seed=1)
     uncertainty = torch.full((45,), 0.1)
     uncertainty[[3, *range(40, 45)]] = 1.0
-    choice = choose(torch.cat([vectors, copies]), uncertainty, 45, NONE)
-    same = [(row, count) for row, count in choice.rows if row == 3 or row >= 40]
+    chosen, _ = choose(torch.cat([vectors, copies]), uncertainty, 45, NONE)
+    same = [(row, count) for row, count in chosen if row == 3 or row >= 40]
     assert len(same) == 1
     assert same[0][1] == 5
-    assert len(choice.rows) == 40
+    assert len(chosen) == 40
 
 
 def test_near_copies_of_labelled_images_are_not_suggested() -> None:
     vectors = directions(30)
-    choice = choose(vectors, torch.ones(30), 30, vectors[:4] + 1e-3)
-    assert choice.known == 4
-    assert sorted(row for row, _ in choice.rows) == list(range(4, 30))
+    chosen, known = choose(vectors, torch.ones(30), 30, vectors[:4] + 1e-3)
+    assert known == 4
+    assert sorted(row for row, _ in chosen) == list(range(4, 30))
 
 
 def test_of_equally_unsure_groups_every_one_is_seen_before_any_twice() -> None:

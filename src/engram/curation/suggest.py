@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -38,29 +38,25 @@ _ITERATIONS = 10  # of k-means
 _ROWS = 256
 
 
-@dataclass(eq=False)
-class PoolImages:
-    """The images of some sources that can be read: entry i of every list is about the same one."""
-
-    numbers: list[int] = field(default_factory=list)  # among all images of the sources
-    items: list[Item] = field(default_factory=list)  # without bytes
-    vectors: list[Tensor] = field(default_factory=list)  # of the backbone, in batches (b, width)
-    uncertainty: list[Tensor] = field(default_factory=list)  # of the task, in batches (b)
-    answers: list[str] = field(default_factory=list)  # of the task, in words
-    familiarity: list[float | None] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)  # the others: name and reason
-
-
 @dataclass(frozen=True)
 class Suggestion:
-    """An image to label, and what a task says about it now."""
+    """An image of a pool, and what a task says about it now."""
 
     number: int  # among all images of the sources
-    item: Item
-    copies: int  # near-copies of it in the pool, which are left out
+    item: Item  # without bytes
     uncertainty: float | None = None
     answer: str = ""
     familiarity: float | None = None
+    copies: int = 0  # near-copies of it in the pool, which are left out
+
+
+@dataclass(eq=False)
+class Pool:
+    """The images of some sources."""
+
+    images: list[Suggestion] = field(default_factory=list)  # that can be read
+    vectors: list[Tensor] = field(default_factory=list)  # of these, in batches (b, width)
+    failed: dict[str, str] = field(default_factory=dict)  # the others: name and reason
 
 
 @dataclass(frozen=True)
@@ -109,35 +105,21 @@ def suggest(
         progress: Told how many images are read.
     """
     tasks = [] if task is None else [task]
-    known = read_pool(model, [], labelled, settings, progress) if labelled else PoolImages()
+    known = read_pool(model, [], labelled, settings, progress) if labelled else Pool()
     pool = read_pool(model, tasks, sources, settings, progress)
     vectors = torch.cat(pool.vectors)
-    uncertainty = torch.cat(pool.uncertainty) if pool.uncertainty else None
     before = torch.cat(known.vectors) if known.vectors else vectors[:0]
-    choice = choose(vectors, uncertainty, count, before)
-    if not choice.rows:
+    unsure = [one.uncertainty for one in pool.images if one.uncertainty is not None]
+    uncertainty = torch.tensor(unsure) if unsure else None
+    rows, near = choose(vectors, uncertainty, count, before)
+    if not rows:
         raise EngramError(
             f"There is nothing to label: all images of {', '.join(sources)} are labelled already, "
             "or near-copies of such."
         )
-    return Suggestions(
-        [
-            Suggestion(
-                pool.numbers[i],
-                pool.items[i],
-                copies,
-                None if uncertainty is None else round(float(uncertainty[i]), 4),
-                pool.answers[i] if tasks else "",
-                pool.familiarity[i] if tasks else None,
-            )
-            for i, copies in choice.rows
-        ],
-        len(pool.items),
-        choice.known,
-        pool.failed,
-        task,
-        _note(model, task) if uncertainty is None else "",
-    )
+    chosen = [replace(pool.images[i], copies=copies) for i, copies in rows]
+    note = "" if unsure else _note(model, task)
+    return Suggestions(chosen, len(pool.images), near, pool.failed, task, note)
 
 
 def _note(model: MemoryViT, task: str | None) -> str:
@@ -153,7 +135,7 @@ def read_pool(
     sources: Sequence[str],
     settings: PoolSettings,
     progress: Progress = silent,
-) -> PoolImages:
+) -> Pool:
     """One pass over the images of some sources, with the answers of at most one task.
 
     Raises:
@@ -161,7 +143,7 @@ def read_pool(
     """
     device = ProcessGroup(settings.device).device
     engine = TorchEngine(model, device=device, precision=settings.precision)
-    pool, items = PoolImages(), list[Item]()
+    pool, items = Pool(), list[Item]()
 
     def remembered() -> Iterator[Item]:
         for item in _read(sources, settings):
@@ -172,17 +154,20 @@ def read_pool(
     with closing(Decoders(model.preprocessing, settings.decoders)) as decoders:
         decoded = decoders.decoded(remembered())
         while batch := list(islice(decoded, settings.batch)):
-            good = [i for i, one in enumerate(batch, done) if one.view is not None]
             pool.failed |= {one.name: one.error for one in batch if one.view is None}
-            pool.numbers += good
-            pool.items += [items[i] for i in good]
+            good = {i: one.view for i, one in enumerate(batch, done) if one.view is not None}
             if good:
-                views = np.stack([one.view for one in batch if one.view is not None])
-                pixels = to_device(torch.from_numpy(views), engine.device)
-                _answer(engine, normalise(pixels, model.preprocessing), tasks, pool)
+                views = torch.from_numpy(np.stack(list(good.values())))
+                pixels = normalise(to_device(views, engine.device), model.preprocessing)
+                answers, vectors = _answers(engine, pixels, tasks)
+                pool.vectors.append(vectors)
+                pool.images += [
+                    Suggestion(i, items[i], *answer)
+                    for i, answer in zip(good, answers, strict=True)
+                ]
             done += len(batch)
             progress("reading the images", done, total, "" if total else f"{done:,} images")
-    if not pool.items:
+    if not pool.images:
         reason = next(iter(pool.failed.values()), "")
         where = ", ".join(sources)
         raise EngramError(
@@ -195,20 +180,24 @@ def _read(sources: Sequence[str], settings: PoolSettings) -> Iterator[Item]:
     return read_items(sources, settings.image_column, Allowed.parse(settings.allow_url))
 
 
-def _answer(engine: TorchEngine, pixels: Tensor, tasks: Sequence[str], pool: PoolImages) -> None:
-    """Add a batch of images to a pool."""
+def _answers(
+    engine: TorchEngine, pixels: Tensor, tasks: Sequence[str]
+) -> tuple[list[tuple[float | None, str, float | None]], Tensor]:
+    """Uncertainty, answer and familiarity of each image, and vectors of all (b, width)."""
     outputs, familiarity, vectors = engine.with_base(pixels, tasks)
-    pool.vectors.append(vectors.float().cpu())
+    found: list[tuple[float | None, str, float | None]] = [(None, "", None)] * len(pixels)
     model, known = engine.model, on_cpu(familiarity)
     for name, output in on_cpu(outputs).items():
         task = model.task(name)
-        uncertainty = task.kind.uncertainty(output, task.head.fitted)
-        if uncertainty is not None:
-            pool.uncertainty.append(uncertainty.nan_to_num(1.0))
+        unsure = task.kind.uncertainty(output, task.head.fitted)
         for i in range(len(output)):
             answers, problem = answers_about(model, {name: output[i]}, 1)
-            pool.answers.append(problem or task.kind.words(answers[name]))
-            pool.familiarity.append(shown_familiarity(known[name][i]) if name in known else None)
+            found[i] = (
+                None if unsure is None else float(unsure[i].nan_to_num(1.0)),
+                problem or task.kind.words(answers[name]),
+                shown_familiarity(known[name][i]) if name in known else None,
+            )
+    return found, vectors.float().cpu()
 
 
 def images_again(
@@ -231,16 +220,13 @@ def images_again(
 # The choice
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Rows of vectors that were chosen, each with the number of its near-copies."""
-
-    rows: Sequence[tuple[int, int]]
-    known: int  # near-copies of labelled images
-
-
-def choose(vectors: Tensor, uncertainty: Tensor | None, count: int, labelled: Tensor) -> Choice:
+def choose(
+    vectors: Tensor, uncertainty: Tensor | None, count: int, labelled: Tensor
+) -> tuple[list[tuple[int, int]], int]:
     """Choose rows of the vectors (images, width): unsure, different, and typical of many.
+
+    Returns the rows, each with the number of its near-copies, and how many rows are near-copies of
+    labelled images.
 
     The most unsure images, near-copies once, are clustered by k-means, in which an image counts as
     much as it is unsure, and of each cluster the image in its middle is chosen (Zhdanov, 2019). The
@@ -258,7 +244,7 @@ def choose(vectors: Tensor, uncertainty: Tensor | None, count: int, labelled: Te
     if len(rows) > count:
         weight = torch.ones(len(rows)) if uncertainty is None else uncertainty[rows]
         rows = rows[_middles(x[rows], weight.clamp(min=1e-6), count)]
-    return Choice([(row, copies[row]) for row in rows.tolist()], near)
+    return [(row, copies[row]) for row in rows.tolist()], near
 
 
 def _without_copies(

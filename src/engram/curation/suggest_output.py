@@ -41,7 +41,8 @@ def check_out(path: Path) -> None:
 
 def suggestion_row(one: Suggestion) -> dict[str, object]:
     """A suggestion as a row of a table and as JSON has it."""
-    values = one.item.name, one.answer or None, one.uncertainty, one.familiarity, one.copies
+    uncertainty = None if one.uncertainty is None else round(one.uncertainty, 4)
+    values = one.item.name, one.answer or None, uncertainty, one.familiarity, one.copies
     return dict(zip(_COLUMNS, values, strict=True))
 
 
