@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -115,14 +116,9 @@ class Cache:
         keeps: Keeps = "layers",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        view, self.dtype = view or View(), dtype
-        self.backbone, self.preprocessing, self.view, self.keeps = (
-            backbone,
-            preprocessing,
-            view,
-            keeps,
-        )
-        config = backbone.config
+        view, config = view or View(), backbone.config
+        self.backbone, self.preprocessing, self.view = backbone, preprocessing, view
+        self.keeps, self.dtype = keeps, dtype
         self.tokens = tokens_of(backbone, preprocessing)
         self.shape = (_rows_of(backbone, preprocessing, keeps), config.width)
         self.row_bytes = row_bytes(backbone, preprocessing, keeps)
@@ -192,12 +188,8 @@ class Cache:
         """
         tokens = 1 + self._final if only_pooled else self.shape[0]
         batch = np.empty((len(contents), tokens, self.shape[1]), dtype=np.float16)
-        flat = batch.reshape(len(contents), tokens * self.shape[1])
         for i, content in enumerate(contents):
-            stored = self._where[content]
-            end = (stored.number + 1) * self.row_bytes
-            mapped = self._map(stored.writer, end)
-            flat[i] = np.frombuffer(mapped, np.float16, flat.shape[1], end - 2 * flat.shape[1])
+            batch[i] = self._row(content)[-tokens:]
         self._release()
         return torch.from_numpy(batch)
 
@@ -228,13 +220,7 @@ class Cache:
             part = slice(first + config.depth * size, first, -size)  # the last layer is first
         elif config.class_token and self.keeps != "final":
             part = slice(0, self.shape[0] - 1 - self._final, self.tokens)
-        found = []
-        for content in contents:
-            stored = self._where[content]
-            start, end = (self.row_bytes * (stored.number + i) for i in (0, 1))
-            mapped = self._map(stored.writer, end)
-            row = np.frombuffer(mapped, np.float16, self.row_bytes // 2, start)
-            found.append(row.reshape(self.shape)[part].flatten())
+        found = [self._row(content)[part].flatten() for content in contents]
         self._release()
         return torch.from_numpy(np.stack(found) if found else np.empty((0, 1), np.float16))
 
@@ -243,25 +229,23 @@ class Cache:
         for mapped in self._maps.values():
             mapped.madvise(mmap.MADV_DONTNEED)
 
-    def _map(self, writer: str, end: int) -> mmap.mmap:
+    def _row(self, content: str) -> npt.NDArray[np.float16]:
+        """A stored row (tokens, D), mapped: only what is used of it is read."""
+        stored = self._where[content]
+        writer, end = stored.writer, (stored.number + 1) * self.row_bytes
         if writer not in self._maps or len(self._maps[writer]) < end:
             with open(self.folder / f"{writer}.data", "rb") as file:
                 self._maps[writer] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return self._maps[writer]
+        start, numbers = end - self.row_bytes, self.row_bytes // 2
+        row = np.frombuffer(self._maps[writer], np.float16, numbers, start)
+        return row.reshape(self.shape)
 
     # Damage
 
     def damaged(self, contents: Iterable[str]) -> list[str]:
         """Hashes of images whose stored row does not have its checksum."""
-
-        damaged = []
-        for content in dict.fromkeys(contents):
-            if content in self._where:
-                row = self._where[content]
-                start, end = row.number * self.row_bytes, (row.number + 1) * self.row_bytes
-                with memoryview(self._map(row.writer, end)) as mapped:
-                    if _checksum(content, mapped[start:end]) != row.check:
-                        damaged.append(content)
+        known = [content for content in dict.fromkeys(contents) if content in self._where]
+        damaged = [c for c in known if _checksum(c, self._row(c).data) != self._where[c].check]
         self._release()
         return damaged
 
