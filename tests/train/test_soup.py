@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import torch
 import engram
 from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits
-from engram.store.engram import Engram
 from engram.tasks.kinds import KINDS
 from engram.train.soup import Soup, best_soup, spread
 from engram.train.sweep import sweep
@@ -22,14 +22,11 @@ QUICK = Recipe(steps=12, batch=16, evaluations=3, workers=0)
 GOOD, BETTER = {"accuracy": 0.8, "loss": 0.5}, {"accuracy": 0.9, "loss": 0.3}
 
 
-def trained(model: MemoryViT, value: float, metrics: dict[str, float]) -> Trained:
+def trained(model: MemoryViT, variant: Variant, value: float, accuracy: float) -> Trained:
     engram = model.engram("t")
     tensors = {name: torch.full_like(tensor, value) for name, tensor in engram.tensors.items()}
-    return of(replace(engram, tensors=tensors), metrics)
-
-
-def of(engram: Engram, metrics: dict[str, float]) -> Trained:
-    return Trained({**metrics, "images": 100}, engram, None, "accuracy")
+    metrics = {"accuracy": accuracy, "loss": 0.5, "images": 100}
+    return Trained(variant, metrics, replace(engram, tensors=tensors), None, "accuracy")
 
 
 def choose(model: MemoryViT, metrics: dict[str, float]) -> tuple[Soup, Trained]:
@@ -37,15 +34,17 @@ def choose(model: MemoryViT, metrics: dict[str, float]) -> tuple[Soup, Trained]:
     model.add_task("t", 2, 2)
     variants = [Variant(Setting(lr, 2, 0.0), seed) for lr, seed in ((1, 0), (2, 0), (3, 0), (1, 1))]
     scores = (0.8, 0.6, 0.7, 0.8)
-    pairs = [
-        (variant, trained(model, i, {"accuracy": score, "loss": 0.5}))
-        for i, (variant, score) in enumerate(zip(variants, scores, strict=True))
-    ]
+    pairs = zip(variants, scores, strict=True)
+    all_of_them = [trained(model, variant, i, score) for i, (variant, score) in enumerate(pairs)]
 
-    def measure(engrams: Any) -> list[Trained]:
-        return [of(one, metrics if i else GOOD) for i, one in enumerate(engrams)]
+    def measure(averages: Sequence[Trained]) -> list[Trained]:
+        measured = [metrics if i else GOOD for i in range(len(averages))]
+        return [
+            replace(one, metrics={**own, "images": 100})
+            for one, own in zip(averages, measured, strict=True)
+        ]
 
-    return best_soup(pairs, pairs[0], 3, measure)
+    return best_soup(all_of_them, all_of_them[0], 3, measure)
 
 
 def test_the_best_of_one_start_are_averaged_if_that_is_better(model: MemoryViT) -> None:

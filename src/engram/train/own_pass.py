@@ -43,11 +43,15 @@ class OwnPassResult:
     """All that was tried, and what was kept of it."""
 
     trained: Sequence[Trained]
-    rates: Sequence[float]  # of learning, of each
     best: int | None  # of these; None: none is better than what shares the pass
     kept: Trained | None  # the best of these, trained with all images
     metrics: dict[str, Any]  # of what was kept: an estimate with its interval
     told: str  # what the gain is, and what it costs
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rate of each."""
+        return [one.variant.setting.lr for one in self.trained]
 
 
 def check_own_pass(runner: SweepRunner) -> None:
@@ -71,13 +75,12 @@ def best_own_pass(runner: SweepRunner, shared: TaskTrainer, run: Run) -> OwnPass
     if not run.resume:
         runner.clear(run)  # of an earlier run
     runner.team.wait()
-    trained, rates, held_out = [], [], [_of_first_fold(shared.held_out, runner.splits)]
+    trained, held_out = [], [_of_first_fold(shared.held_out, runner.splits)]
     metrics = [kind.metrics(held_out[0].pairs, shared.task.head.fitted)]
     for i, regime in enumerate(OWN_PASS):
         own, variant = _with_regime(runner, regime, learned)
         found, _ = own.one(f"{i}", variant, run, labelled(run.progress, regime))
         trained.append(found)
-        rates.append(variant.setting.lr)
         held_out.append(_answers(runner, found.engram, one))
         metrics.append(found.metrics)
     at, shared_regime = best_of(score, metrics), shared.task.spec.regime
@@ -88,10 +91,10 @@ def best_own_pass(runner: SweepRunner, shared: TaskTrainer, run: Run) -> OwnPass
             f"({kind.shown(float(metrics[0][score]))} of {images:,} held-out images, the best "
             f"of them {kind.shown(max(one.score for one in trained))}); kept what shares a pass"
         )
-        return OwnPassResult(trained, rates, None, None, {}, told)
+        return OwnPassResult(trained, None, None, {}, told)
     kept, regime = trained[at - 1], OWN_PASS[at - 1]
     estimator = Estimator(kind, score, one)
-    own, variant = _with_regime(runner, regime, learned)
+    own, _ = _with_regime(runner, regime, learned)
     fitted = {n: kept.engram.tensors[f"head.{n}"] for n in kind.fitted}
     estimate = {**kept.metrics, **estimator(kept.metrics, held_out[at], held_out, fitted)}
     told = (
@@ -101,8 +104,8 @@ def best_own_pass(runner: SweepRunner, shared: TaskTrainer, run: Run) -> OwnPass
     )
     if one.folds is not None:
         named = labelled(run.progress, f"{regime} with all images")
-        kept = own.train_again(variant, kept, replace(one, folds=None), run, named)
-    return OwnPassResult(trained, rates, at - 1, kept, estimate, told)
+        kept = own.train_again(kept, replace(one, folds=None), run, named)
+    return OwnPassResult(trained, at - 1, kept, estimate, told)
 
 
 def _with_regime(runner: SweepRunner, regime: str, splits: Splits) -> tuple[SweepRunner, Variant]:

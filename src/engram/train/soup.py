@@ -6,19 +6,16 @@ cells, and differ in learning rate and weight decay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from engram.errors import EngramError
-from engram.store.engram import Engram
 from engram.store.merging import average, normalise_weights
 from engram.tasks.kind import Kind
 from engram.train.choice import best_of
-from engram.train.variants import Trained, Variant
+from engram.train.variants import Measure, Trained, Variant
 from engram.util.flag_names import flag
-
-Measure = Callable[[Sequence[Engram]], Sequence[Trained]]  # on the validation images
 
 
 @dataclass(frozen=True)
@@ -88,25 +85,23 @@ def check_soup(count: int, variants: Sequence[Variant], refit: bool) -> None:
 
 
 def best_soup(
-    pairs: Sequence[tuple[Variant, Trained]],
-    best: tuple[Variant, Trained],
-    count: int,
-    measure: Measure,
+    trained: Sequence[Trained], best: Trained, count: int, measure: Measure
 ) -> tuple[Soup, Trained]:
     """Try averages, and keep the best by `choice.best_of`: one variant, or an average.
 
     The averages are of the best two, three, … up to `count` variants, all with the same weight.
     """
-    _, alone = best
-    others = [p for p in pairs if p[1] is not alone and _start(p[0]) == _start(best[0])]
-    others.sort(key=lambda pair: (-pair[1].score, pair[1].metrics.get("loss", 0.0)))
-    different = {trained.engram.content: (v, trained) for v, trained in (best, *others)}
+    alike = [one for one in trained if _start(one.variant) == _start(best.variant)]
+    alike.sort(key=lambda one: (one is not best, -one.score, one.metrics.get("loss", 0.0)))
+    different: dict[str, Trained] = {}
+    for one in alike:
+        different.setdefault(one.engram.content, one)
     members = list(different.values())[:count]
-    found = [(f"variant {i + 1}", one.engram) for i, (_, one) in enumerate(members)]
+    found = [(f"variant {i + 1}", one.engram) for i, one in enumerate(members)]
     groups = [found[: i + 1] for i in range(1, len(found))]
-    measured = measure([average(group, normalise_weights((), len(group))) for group in groups])
-    tried = [alone, *measured]
-    at = best_of(alone.measured_by, [one.metrics for one in tried])
+    averages = [average(group, normalise_weights((), len(group))) for group in groups]
+    tried = [best, *measure([replace(best, engram=one) for one in averages])]
+    at = best_of(best.measured_by, [one.metrics for one in tried])
     soup = Soup(
         values=tuple(one.score for one in tried),
         losses=tuple(float(one.metrics.get("loss", 0.0)) for one in tried),
@@ -115,15 +110,15 @@ def best_soup(
             {
                 "task": one.engram.spec.name,
                 "content": one.engram.content,
-                "lr": variant.setting.lr,
-                "weight_decay": variant.setting.weight_decay,
-                "seed": variant.seed,
+                "lr": one.variant.setting.lr,
+                "weight_decay": one.variant.setting.weight_decay,
+                "seed": one.variant.seed,
             }
-            for variant, one in members
+            for one in members
         ),
-        metric=alone.measured_by,
+        metric=best.measured_by,
     )
-    return soup, replace(tried[at], ending=alone.ending)
+    return soup, tried[at]
 
 
 def _start(variant: Variant) -> tuple[int, int]:

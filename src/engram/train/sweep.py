@@ -164,20 +164,25 @@ def sweep(
             model.attach(run.out)
             return SweepResult.recorded(model.engram(name), run.out, before)
         finished = workshop.train(variants, run)
-        trained, unreadable = finished.trained, finished.unreadable
-        variants, interrupted = variants[: len(trained)], bool(finished.stopped_at)
+        interrupted = bool(finished.stopped_at)
         refit, test = refit and not interrupted, test and not interrupted
-        scored = _by_setting(variants, trained)
+        groups: dict[Setting, list[Trained]] = {}
+        for one in finished.trained:
+            groups.setdefault(one.variant.setting, []).append(one)
+        scored = [
+            replace(setting, values=tuple(one.score for one in own), metric=own[0].measured_by)
+            for setting, own in groups.items()
+        ]
         best = max(scored, key=lambda setting: setting.mean)
-        variant, chosen = _best_seed(variants, trained, best)
+        seeds_of_best = list(groups.values())[scored.index(best)]
+        chosen = max(seeds_of_best, key=lambda one: one.score)
         tried = None
         if soup:
-            pairs = list(zip(variants, trained, strict=True))
-            tried, chosen = best_soup(pairs, (variant, chosen), soup, finished.measure)
+            tried, chosen = best_soup(finished.trained, chosen, soup, finished.measure)
         metrics = {"val": {**chosen.metrics, "mean": best.mean, "deviation": best.deviation}}
         learned = replace(splits, train=whole.train) if refit else splits
         if refit:
-            chosen = workshop.train_again(variant, chosen, learned, Run(None, team), progress)
+            chosen = workshop.train_again(chosen, learned, Run(None, team), progress)
         engram, ending = chosen.engram, chosen.ending
         model.attach(engram)
         answers = None
@@ -187,14 +192,14 @@ def sweep(
         result = {
             "seconds": time.perf_counter() - began,
             "metrics": metrics,
-            "unreadable": unreadable,
+            "unreadable": finished.unreadable,
             "settings": [asdict(setting) for setting in scored],
             "best": scored.index(best),
-            "seed": variant.seed,
+            "seed": chosen.variant.seed,
             "ending": ending and asdict(ending),
             "soup": tried and asdict(tried),
         }
-        final = workshop.recipe_of(variant)
+        final = workshop.recipe_of(chosen.variant)
         record = training_record(final, learned, final.lr, ending)
         if tried is not None and tried.kept > 1:
             record["merged"] = tried.lineage
@@ -226,24 +231,6 @@ def sweep_identity(
 def _lists(grid: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """Lists as settings: none if it is empty, and a number if it is the only one."""
     return {k: v[0] if len(v) == 1 else list(v) for k, v in grid.items() if v}
-
-
-def _by_setting(variants: Sequence[Variant], trained: Sequence[Trained]) -> list[Setting]:
-    """Every setting with the validation metric of its seeds."""
-    found: dict[Setting, list[float]] = {}
-    for variant, one in zip(variants, trained, strict=True):
-        found.setdefault(variant.setting, []).append(one.score)
-    metric = trained[0].measured_by
-    return [replace(s, values=tuple(values), metric=metric) for s, values in found.items()]
-
-
-def _best_seed(
-    variants: Sequence[Variant], trained: Sequence[Trained], best: Setting
-) -> tuple[Variant, Trained]:
-    """The variant of the best setting with the highest score, the first of equals."""
-    point = replace(best, values=(), metric="accuracy")
-    pairs = [p for p in zip(variants, trained, strict=True) if p[0].setting == point]
-    return max(pairs, key=lambda pair: pair[1].score)
 
 
 def _write_tables(run: Run, settings: Sequence[Setting]) -> None:

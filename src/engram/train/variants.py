@@ -12,7 +12,7 @@ import math
 import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engram.data.datasets import Splits
@@ -29,7 +29,7 @@ from engram.train.fit import fit
 from engram.train.identity import identity_of, identity_of_fit
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe, learning_rate
-from engram.train.result import Ending, Result
+from engram.train.result import Ending
 from engram.train.run import Run, has_run_of_another, has_state
 from engram.train.training import Training
 from engram.util.flag_names import flag
@@ -135,6 +135,7 @@ class Grid:
 class Trained:
     """A variant after training: its validation metrics, its engram, and how training ended."""
 
+    variant: Variant
     metrics: dict[str, Any]
     engram: Engram
     ending: Ending | None
@@ -145,13 +146,17 @@ class Trained:
         return float(self.metrics[self.measured_by])
 
 
+#: Measures variants on the validation images, whose engrams are other ones than before.
+Measure = Callable[[Sequence[Trained]], list[Trained]]
+
+
 @dataclass(frozen=True)
 class Finished:
-    """All variants, what could not be read with the reasons, and how to measure another engram."""
+    """All variants, what could not be read with the reasons, and how to measure other engrams."""
 
     trained: list[Trained]
     unreadable: dict[str, str]
-    measure: Callable[[Sequence[Engram]], list[Trained]]  # on the validation images
+    measure: Measure
     stopped_at: str = ""  # where Ctrl-C stopped it: these are the variants so far
 
 
@@ -198,23 +203,24 @@ class SweepRunner:
         training = Training(scratch, learners, self.splits, self.recipe, run)
         training.whole(self.identity(variants))
 
-        def measured(learners: Sequence[TaskTrainer]) -> list[Trained]:
-            return [
-                self._trained(one.metrics, scratch.engram(one.name).renamed(self.name), one.ending)
-                for one in learners
-            ]
+        def engram_of(learner: TaskTrainer) -> Engram:
+            return scratch.engram(learner.name).renamed(self.name)
 
-        def measure(engrams: Sequence[Engram]) -> list[Trained]:
-            first = len(variants)
-            names = [f"{self.name[:50]}.{first + i}" for i in range(len(engrams))]
-            for called, engram in zip(names, engrams, strict=True):
-                scratch.attach(engram.renamed(called))
-            others = [TaskTrainer(scratch, called, self.recipe) for called in names]
+        def measure(averages: Sequence[Trained]) -> list[Trained]:
+            others = []
+            for i, one in enumerate(averages, start=len(variants)):
+                scratch.attach(one.engram.renamed(f"{self.name[:50]}.{i}"))
+                others.append(TaskTrainer(scratch, f"{self.name[:50]}.{i}", self.recipe))
             training.measure(others)
             training.complete(others)
-            return measured(others)
+            pairs = zip(averages, others, strict=True)
+            return [replace(one, metrics=o.metrics, engram=engram_of(o)) for one, o in pairs]
 
-        return Finished(measured(learners), training.unreadable, measure, training.stopped_at)
+        trained = [
+            self._trained(variant, one.metrics, engram_of(one), one.ending)
+            for variant, one in zip(variants, learners, strict=True)
+        ]
+        return Finished(trained, training.unreadable, measure, training.stopped_at)
 
     def _one_by_one(self, variants: Sequence[Variant], run: Run) -> Finished:
         """Train each by itself, but not again what an interrupted sweep had finished."""
@@ -226,9 +232,11 @@ class SweepRunner:
                 part = Part(run.callbacks, i, len(variants))
                 one, bad = self.one(f"{i}", variant, run, run.progress, part)
             except Interrupted as error:
-                if error.result is None:
+                so_far = error.result
+                if so_far is None or so_far.path is None:
                     raise
-                one, bad = self._so_far(error.result)
+                engram, bad = read_engram(so_far.path), dict(so_far.unreadable)
+                one = self._trained(variant, so_far.metrics["val"], engram, so_far.ending)
                 stopped_at = f"variant {i + 1} of {len(variants)}"
             trained.append(one)
             if bad:
@@ -239,22 +247,22 @@ class SweepRunner:
         steps = len(variants) * self.recipe.steps_for(len(self.splits["train"]))
         run.callbacks.started(steps, steps)  # if every variant had been trained before
 
-        def measure(engrams: Sequence[Engram]) -> list[Trained]:
-            return [self._measured(engram, run.progress) for engram in engrams]
+        def measure(averages: Sequence[Trained]) -> list[Trained]:
+            return [self._measured(one, run.progress) for one in averages]
 
         return Finished(trained, unreadable, measure, stopped_at)
 
-    def _measured(self, engram: Engram, progress: Progress) -> Trained:
-        """An engram of this task, on the validation images."""
+    def _measured(self, one: Trained, progress: Progress) -> Trained:
+        """Measure an engram of this task on the validation images."""
         scratch = self._fresh()
-        scratch.attach(engram)
+        scratch.attach(one.engram)
         learner = TaskTrainer(scratch, self.name, self.recipe)
         run = Run(None, self.team, progress=progress)
         training = Training(scratch, [learner], self.splits, self.recipe, run)
         training.prepare()
         training.measure([learner])
         training.complete([learner])
-        return self._trained(learner.metrics, scratch.engram(self.name), None)
+        return replace(one, metrics=learner.metrics, engram=scratch.engram(self.name))
 
     def _begin(self, run: Run) -> None:
         """Resume an interrupted sweep, or clear the folder for a new one."""
@@ -294,27 +302,19 @@ class SweepRunner:
             out=out, resume=resume, overwrite=True, team=self.team, progress=progress,
             callbacks=[] if callback is None else [callback],
         )  # fmt: skip
-        trained = self._trained(result.metrics["val"], scratch.engram(self.name), result.ending)
+        engram = scratch.engram(self.name)
+        trained = self._trained(variant, result.metrics["val"], engram, result.ending)
         return trained, dict(result.unreadable)
 
-    def _so_far(self, result: Result) -> tuple[Trained, dict[str, str]]:
-        """The best of a variant that Ctrl-C interrupted, as `one` returns it."""
-        assert result.path is not None
-        engram = read_engram(result.path)
-        trained = self._trained(result.metrics["val"], engram, result.ending)
-        return trained, dict(result.unreadable)
-
-    def train_again(
-        self, variant: Variant, before: Trained, splits: Splits, run: Run, progress: Progress
-    ) -> Trained:
+    def train_again(self, before: Trained, splits: Splits, run: Run, progress: Progress) -> Trained:
         """Train one variant once more, on other splits, for as many epochs as before.
 
         In a run with a folder, it can be interrupted and resumed. Its validation images may be
         among those it learns from, so that they decide nothing: it gets the temperature, thresholds
         and scale of familiarity that were found before.
         """
-        scratch = self._fresh()
-        recipe, ending = self.recipe_of(variant).but(patience=0, calibrate="off"), before.ending
+        scratch, variant, ending = self._fresh(), before.variant, before.ending
+        recipe = self.recipe_of(variant).but(patience=0, calibrate="off")
         self._add(scratch, self.name, variant)
         if ending is not None and ending.early:
             per_epoch = -(-len(splits["train"]) // recipe.batch)
@@ -331,13 +331,14 @@ class SweepRunner:
                 value.copy_(found[f"head.{name}"])
         if task.statistics is not None:
             task.statistics.quantiles.copy_(found["statistics.quantiles"])
-        return self._trained(result.metrics["val"], scratch.engram(self.name), result.ending)
+        engram = scratch.engram(self.name)
+        return self._trained(variant, result.metrics["val"], engram, result.ending)
 
     def _trained(
-        self, metrics: Mapping[str, Any], engram: Engram, ending: Ending | None
+        self, variant: Variant, metrics: Mapping[str, Any], engram: Engram, ending: Ending | None
     ) -> Trained:
         measured_by = engram.spec.kind_object.score_with(self.recipe.balance)
-        return Trained(dict(metrics), engram, ending, measured_by)
+        return Trained(variant, dict(metrics), engram, ending, measured_by)
 
     def clear(self, run: Run) -> None:
         """Remove what was kept of every variant: the best is written elsewhere by now."""
