@@ -185,7 +185,7 @@ def measure(backbone: engram.ViT, splits: Splits) -> dict[str, float]:
     train, test = (class_tokens(model, splits[split]) for split in ("train", "test"))
     distance = 1 - (test @ train.mT).amax(1, keepdim=True)
     labels = torch.from_numpy(splits["test"].labels)
-    near = anomaly_metrics([(distance, labels)], 0.0)
+    near = anomaly_metrics((distance, labels), 0.0)
     expected = result.metrics["val"]["false_alarms"]
     kept = {k: found[k] for k in (*METRICS, "pixel_auroc") if k in found}
     return {**kept, "neighbour": near["auroc"], "expected": expected, "seconds": seconds}
@@ -329,8 +329,8 @@ def scored(
     labels = (masks != 0).flatten(1).any(1).long()
     counts = pixel_histograms(maps, masks == 1).flatten(1)
     kept = torch.cat([image_scores(maps)[:, None], counts], 1)
-    mean = anomaly_metrics([(kept, labels)], 0.0)
-    largest = anomaly_metrics([(maps.flatten(1).amax(1, keepdim=True), labels)], 0.0)
+    mean = anomaly_metrics((kept, labels), 0.0)
+    largest = anomaly_metrics((maps.flatten(1).amax(1, keepdim=True), labels), 0.0)
     return {"max": largest["auroc"], "1 %": mean["auroc"], "pixels": mean["pixel_auroc"]}
 
 

@@ -108,7 +108,7 @@ class Bench:
         names = [called for _, called in finished] + [chosen.trainers[0].name]
         feed = self._feed(portfolio.model, names, whole["test"])
         logits, labels = self._answers(feed, names)
-        metrics = {called: classification_metrics([(logits[called], labels)]) for called in names}
+        metrics = {called: classification_metrics((logits[called], labels)) for called in names}
         final = chosen.final
         val, test = final.metrics, metrics[final.name]
         raw = logits[final.name] * val.get("temperature", 1.0)
@@ -129,7 +129,7 @@ class Bench:
             "tried": [[one.regime, one.lr, one.value, one.epochs] for one in tried],
             "at_end": _at_end(tried),
             "ece": test["ece"],
-            "uncalibrated_ece": classification_metrics([(raw, labels)])["ece"],
+            "uncalibrated_ece": classification_metrics((raw, labels))["ece"],
             "temperature": val.get("temperature", 1.0),
             "unfamiliar": None if own is None else float((own < 0).double().mean()),
             "auroc": None if own is None else _auroc(own, others),

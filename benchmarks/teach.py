@@ -82,7 +82,7 @@ def run(found: Features, train: Dataset, rows: list[int]) -> dict[str, float]:
     head, means = sums.solve(), (sums.sums / sums.images[:, None]).float()
     logits = (found.test.double() @ head.weight.mT + head.bias).float()
     nearest = torch.cdist(found.test, means).argmin(1)
-    test = classification_metrics([(logits, found.labels)])
+    test = classification_metrics((logits, found.labels))
     result = {
         "teach": test["accuracy"],
         "nearest class mean": float((nearest == found.labels).double().mean()),
@@ -90,7 +90,7 @@ def run(found: Features, train: Dataset, rows: list[int]) -> dict[str, float]:
     }
     left_out, known = sums.leave_one_out(x, labels)
     if len(known):
-        metrics = classification_metrics([(left_out.float(), known)])
+        metrics = classification_metrics((left_out.float(), known))
         estimate = leave_one_out_estimate(metrics, len(x))
         low, high = estimate["interval"]
         result["printed − test"] = estimate["accuracy"] - test["accuracy"]

@@ -152,8 +152,8 @@ def calibration_rows(found: dict[tuple[str, str], Answered], folder: Path) -> It
         for split in ("val", "test"):
             answered = found[name, split]
             logits, labels = answered[f"{name} logits"], answered["labels"]
-            now = classification_metrics([(logits, labels)])
-            before = classification_metrics([(logits * temperature, labels)])
+            now = classification_metrics((logits, labels))
+            before = classification_metrics((logits * temperature, labels))
             cells += [f"{before['ece']:.4f}", f"{now['ece']:.4f}"]
         yield [name, f"{now['accuracy']:.1%}", f"{temperature:.3f}", *cells]
 

@@ -53,8 +53,7 @@ def test_accuracy_f1_loss_and_calibration_are_those_of_scikit_learn(
     images: int, classes: int
 ) -> None:
     logits, labels = single(images, classes)
-    parts = list(zip(logits.split(17), labels.split(17), strict=True))
-    found = classification_metrics(parts)
+    found = classification_metrics((logits, labels))
     probability, said = logits.double().softmax(1).numpy(), logits.argmax(1).numpy()
     every = list(range(classes))
     assert found["images"] == images
@@ -84,9 +83,9 @@ def calibration_error(probability: np.ndarray, labels: np.ndarray, bins: int = 1
 
 def test_an_unreadable_image_is_a_wrong_answer() -> None:
     logits, labels = torch.eye(4) * 9, torch.arange(4)
-    found = classification_metrics([(logits, labels)], unreadable=4)
+    found = classification_metrics((logits, labels), unreadable=4)
     assert (found["accuracy"], found["images"]) == (0.5, 8)
-    nothing = classification_metrics([], unreadable=3)
+    nothing = classification_metrics((torch.zeros(0, 4), torch.zeros(0)), unreadable=3)
     assert nothing == {"accuracy": 0.0, "balanced_accuracy": 0.0, "images": 3}
 
 
@@ -99,14 +98,10 @@ def several(images: int = 60, classes: int = 5) -> tuple[torch.Tensor, torch.Ten
     return (logits * 2).round() / 2, labels  # with ties
 
 
-def in_parts(a: torch.Tensor, b: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return list(zip(a.split(7), b.split(7), strict=True))
-
-
 def test_mean_average_precision_and_f1_are_those_of_scikit_learn() -> None:
     logits, labels = several()
     thresholds = torch.tensor([0.5, 0.2, 0.9, 0.62, 0.31])
-    found = multilabel_metrics(in_parts(logits, labels), thresholds)
+    found = multilabel_metrics((logits, labels), thresholds)
     predicted = (logits.sigmoid() >= thresholds).numpy()
     true = labels.numpy()
     expected = {
@@ -124,11 +119,11 @@ def test_a_class_that_never_occurs_is_no_part_of_the_mean_precision() -> None:
     labels[:, 2] = 0
     rest = [0, 1, 3, 4]
     expected = average_precision_score(labels[:, rest].numpy(), logits[:, rest].numpy())
-    found = multilabel_metrics([(logits, labels)], torch.full((5,), 0.5))
+    found = multilabel_metrics((logits, labels), torch.full((5,), 0.5))
     assert found["map"] == pytest.approx(expected, abs=1e-6)
     assert average_precision(logits, labels)[2] == 0
-    assert multilabel_metrics([(logits, labels * 0)], torch.full((5,), 0.5))["map"] == 0
-    assert multilabel_metrics([], torch.zeros(5)) == {"map": 0.0, "images": 0}
+    assert multilabel_metrics((logits, labels * 0), torch.full((5,), 0.5))["map"] == 0
+    assert multilabel_metrics((torch.zeros(0, 5),) * 2, torch.zeros(5)) == {"map": 0.0, "images": 0}
 
 
 def test_no_other_threshold_has_a_better_f1() -> None:
@@ -156,17 +151,17 @@ def test_no_other_threshold_has_a_better_f1() -> None:
 def test_mae_and_r2_are_those_of_scikit_learn() -> None:
     labels = torch.randn(50, 3) * torch.tensor([1.0, 10.0, 100.0]) + 5
     values = labels + torch.randn(50, 3)
-    found = regression_metrics(in_parts(values, labels), torch.tensor([1.0, 10.0, 100.0]))
+    found = regression_metrics((values, labels), torch.tensor([1.0, 10.0, 100.0]))
     assert found["mae"] == pytest.approx(mean_absolute_error(labels, values), rel=1e-5)
     assert found["r2"] == pytest.approx(r2_score(labels, values), rel=1e-5)
     assert found["rmse"] == pytest.approx(root_mean_squared_error(labels, values), rel=1e-5)
-    assert regression_metrics([], torch.ones(3)) == {"r2": 0.0, "images": 0}
+    assert regression_metrics((torch.zeros(0, 3),) * 2, torch.ones(3)) == {"r2": 0.0, "images": 0}
 
 
 def test_labels_that_do_not_vary_are_judged_as_scikit_learn_does() -> None:
     same = torch.full((4, 1), 3.0)
     for values in (same, same + 1):
-        found = regression_metrics([(values, same)], torch.ones(1))
+        found = regression_metrics((values, same), torch.ones(1))
         assert found["r2"] == r2_score(same, values)
 
 
@@ -191,7 +186,7 @@ def test_mean_iou_and_pixel_accuracy_are_what_pixels_say(classes: int) -> None:
             for a, b in zip(answer.split(4), labels.split(4), strict=True)
         ]
     )
-    found = segmentation_metrics(in_parts(counts, torch.arange(9.0)))
+    found = segmentation_metrics((counts, torch.arange(9.0)))
     pixels = [(int(t), int(a)) for t, a in zip(labels.flatten(), answer.flatten(), strict=True)]
     pixels = [(true, said) for true, said in pixels if true != 255]
     right = sum(true == said for true, said in pixels)
@@ -213,8 +208,11 @@ def test_mean_iou_and_pixel_accuracy_are_what_pixels_say(classes: int) -> None:
 def test_a_class_that_is_nowhere_is_no_part_of_the_mean_iou() -> None:
     labels = torch.zeros(1, 2, 2, dtype=torch.uint8)
     counts = pixel_counts(labels, labels, 3, 255)
-    assert segmentation_metrics([(counts, torch.zeros(1))])["miou"] == 1.0
-    assert segmentation_metrics([]) == {"miou": 0.0, "images": 0}
+    assert segmentation_metrics((counts, torch.zeros(1)))["miou"] == 1.0
+    assert segmentation_metrics((torch.zeros(0, 3, 3), torch.zeros(0))) == {
+        "miou": 0.0,
+        "images": 0,
+    }
 
 
 def test_shares_are_percentages_for_people() -> None:
@@ -239,10 +237,10 @@ def test_false_alarms_are_estimated_as_an_order_statistic(images: int) -> None:
 
 
 def test_of_good_images_alone_there_is_no_area() -> None:
-    found = anomaly_metrics([(torch.tensor([[0.1], [0.3]]), torch.zeros(2).long())], 0.2)
+    found = anomaly_metrics((torch.tensor([[0.1], [0.3]]), torch.zeros(2).long()), 0.2)
     assert "auroc" not in found
     assert (found["false_alarms"], found["balanced_accuracy"]) == (0.5, 0.5)
-    found = anomaly_metrics([(torch.tensor([[0.1], [0.3]]), torch.ones(2).long())], 0.2)
+    found = anomaly_metrics((torch.tensor([[0.1], [0.3]]), torch.ones(2).long()), 0.2)
     assert "auroc" not in found
     assert (found["recall"], found["balanced_accuracy"]) == (0.5, 0.5)
 
@@ -250,5 +248,5 @@ def test_of_good_images_alone_there_is_no_area() -> None:
 def test_equal_scores_count_half() -> None:
     scores = torch.tensor([0.2, 0.2, 0.1, 0.4, 0.4, 0.2])
     labels = torch.tensor([0, 1, 0, 1, 0, 1])
-    found = anomaly_metrics([(scores[:, None], labels)], 0.3)
+    found = anomaly_metrics((scores[:, None], labels), 0.3)
     assert found["auroc"] == pytest.approx(roc_auc_score(labels, scores))

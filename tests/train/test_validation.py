@@ -113,7 +113,7 @@ def test_the_interval_of_a_metric_is_that_of_the_bootstrap(
     fitted = {"thresholds": torch.full((3,), 0.5), "mean": torch.zeros(3), "std": torch.ones(3)}
 
     def value(rows: npt.NDArray[np.int64]) -> float:
-        return float(KINDS[kind].metrics([(outputs[rows], labels[rows])], fitted)[metric])
+        return float(KINDS[kind].metrics((outputs[rows], labels[rows]), fitted)[metric])
 
     answers = HeldOut(outputs, labels, torch.arange(80))
     found = estimator(metric, kind, splits)(KINDS[kind].metrics(answers.pairs, fitted), answers,

@@ -172,12 +172,15 @@ def score_test_images(
     """Metrics of tasks on the test images, read through the cache."""
     shown = replace(splits, train=splits["test"], val=splits["test"])
     feed = open_feed(model.eval(), names, shown, recipe, team)
-    answers: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in names}
+    answers: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+    labels = []
     with torch.no_grad():
         for share in feed.validation():
+            labels.append(share.labels)
             for name, logits in feed.outputs(share.inputs, names).items():
-                answers[name].append((logits, share.labels))
-    return {name: classification_metrics(answers[name]) for name in names}
+                answers[name].append(logits)
+    every = torch.cat(labels)
+    return {name: classification_metrics((torch.cat(answers[name]), every)) for name in names}
 
 
 def _scale_head_rate(learner: TaskTrainer, factor: float) -> None:

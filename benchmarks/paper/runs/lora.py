@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,10 +97,11 @@ class LoraRun(BackboneRun):
             logits: Tensor = model(pixel_values=pixels).logits
         return logits.float()
 
-    def _answers(self, model: Any, dataset: Dataset) -> Iterator[tuple[Tensor, Tensor]]:
+    def _answers(self, model: Any, dataset: Dataset) -> tuple[Tensor, Tensor]:
         model.eval()
         loader = self._loader(dataset, "eval", self.setting.recipe(1e-3))
         with torch.no_grad():
-            for batch in loader.epoch(0):
-                yield self._logits(model, batch.images), batch.labels
+            found = [(self._logits(model, batch.images), batch.labels) for batch in loader.epoch(0)]
         model.train()
+        logits, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return logits, labels

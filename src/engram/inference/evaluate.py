@@ -102,8 +102,8 @@ class Answers:
         return KINDS[self.dataset.kind]
 
     def metrics(self, skip_bad: bool = False) -> dict[str, Any]:
-        pairs = [(self.logits, self.labels)] if len(self.labels) else []
-        metrics = self.kind.metrics(pairs, self.fitted, 0 if skip_bad else len(self.failed))
+        failed = 0 if skip_bad else len(self.failed)
+        metrics = self.kind.metrics((self.logits, self.labels), self.fitted, failed)
         return {**metrics, "unreadable": list(self.failed)}
 
     def without_leaks(self, leaked: Sequence[int], skip_bad: bool = False) -> dict[str, Any]:

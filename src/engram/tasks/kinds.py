@@ -128,11 +128,9 @@ class Multilabel(Kind):
         return torch.where(having > 0, (len(labels) - having) / having, 1.0).clamp(min=1e-3)
 
     def fit_buffers(self, head: TaskHead, kept: Pairs) -> None:
-        pairs = list(kept)
-        if pairs:
-            logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-            kept = head.fitted["thresholds"]
-            kept.copy_(metrics.best_thresholds(logits, labels).to(kept.dtype))
+        if len(kept[1]):
+            thresholds = head.fitted["thresholds"]
+            thresholds.copy_(metrics.best_thresholds(*kept).to(thresholds.dtype))
 
     def temperature(self, logits: Tensor, labels: Tensor) -> float:
         """One for the sigmoids of all classes: a rare class has too few images for its own."""
@@ -399,9 +397,9 @@ class Anomaly(Kind):
 
     def fit_buffers(self, head: TaskHead, kept: Pairs) -> None:
         """Choose the threshold that few of the good images reach."""
-        good = [scores[labels == 0, 0] for scores, labels in kept]
-        if sum(map(len, good)):
-            head.fitted["thresholds"].fill_(metrics.alarm_threshold(torch.cat(good)))
+        good = kept[0][kept[1] == 0, 0]
+        if len(good):
+            head.fitted["thresholds"].fill_(metrics.alarm_threshold(good))
 
     def keep(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The scores of images, with histograms of those of their pixels if there are masks."""
@@ -416,7 +414,7 @@ class Anomaly(Kind):
         return metrics.anomaly_metrics(kept, float(fitted["thresholds"]))
 
     def class_scores(self, logits: Tensor, labels: Tensor) -> Tensor:
-        found = metrics.anomaly_metrics([(logits, labels)], 0.0)
+        found = metrics.anomaly_metrics((logits, labels), 0.0)
         return torch.tensor([found.get("auroc", math.nan)])
 
     def scores(self, output: Tensor) -> Tensor:

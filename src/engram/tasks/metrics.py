@@ -1,20 +1,21 @@
 """The metrics of every kind of task, from tensors alone.
 
-Every function takes what was kept of the answers and returns {"metric": number}. They agree with
-scikit-learn where it has the same metric; that package is not needed here.
+They take what was kept of the answers and the labels, with a row for each image, and return
+{"metric": number}. They agree with scikit-learn where it has the same metric; that package is not
+needed here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Pairs = Iterable[tuple[Tensor, Tensor]]
+#: What was kept of the answers, and the labels (`Kind.keep`): a row for each image.
+Pairs: TypeAlias = tuple[Tensor, Tensor]
 #: The names for people of metrics that are not called as they are.
 TITLES = {
     "balanced_accuracy": "balanced accuracy",
@@ -48,25 +49,17 @@ def shown(name: str, value: float) -> str:
     return f"{value:.2%}" if name in SHARES else f"{value:.4f}"
 
 
-def _joined(pairs: Pairs) -> tuple[Tensor, Tensor] | None:
-    found = list(pairs)
-    if not found:
-        return None
-    return torch.cat([p[0] for p in found]), torch.cat([p[1] for p in found])
-
-
 def classification_metrics(answers: Pairs, unreadable: int = 0) -> dict[str, Any]:
-    """Metrics from (logits, labels) pairs; every unreadable image is one more wrong answer.
+    """Metrics from logits and labels; every unreadable image is one more wrong answer.
 
     accuracy; balanced_accuracy, the mean over classes that occur as label of the share of their
     images that is answered right, without unreadable ones; top5 (from six classes on); macro_f1,
     the mean over classes that occur as label or answer; ece, the expected calibration error over 15
     bins of equal width; loss.
     """
-    pair = _joined(answers)
-    if pair is None:
+    logits, labels = answers
+    if not len(labels):
         return {"accuracy": 0.0, "balanced_accuracy": 0.0, "images": unreadable}
-    logits, labels = pair
     images = len(labels) + unreadable
     classes = logits.shape[1]
     probability, answer = logits.softmax(1).max(1)
@@ -100,17 +93,16 @@ def calibration_error(probability: Tensor, right: Tensor) -> float:
 
 
 def multilabel_metrics(answers: Pairs, thresholds: Tensor) -> dict[str, Any]:
-    """Metrics from (logits, labels) pairs, labels 0 or 1, both (images, classes).
+    """Metrics from logits and labels, 0 or 1, both (images, classes).
 
     map: the mean over classes that occur of the average precision, which needs no threshold. A
     class is predicted where its probability reaches its threshold: macro_f1 is the mean over
     classes (0 for one that is neither predicted nor there), micro_f1 is over all answers. ece: the
     expected calibration error of the probabilities of all classes, over 15 bins. loss.
     """
-    pair = _joined(answers)
-    if pair is None:
+    logits, labels = answers[0], answers[1].bool()
+    if not len(labels):
         return {"map": 0.0, "images": 0}
-    logits, labels = pair[0], pair[1].bool()
     probability = logits.sigmoid()
     predicted = probability >= thresholds
     hits = (predicted & labels).sum(0).double()
@@ -172,15 +164,14 @@ def best_thresholds(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def regression_metrics(answers: Pairs, std: Tensor) -> dict[str, Any]:
-    """Metrics from (values, labels) pairs, both (images, numbers).
+    """Metrics from values and labels, both (images, numbers).
 
     mae, the mean absolute error in the labels' own units; r2, the share of the variance that is
     explained; rmse; all averaged over the numbers. loss: squared errors in units of `std`.
     """
-    pair = _joined(answers)
-    if pair is None:
+    values, labels = (part.double() for part in answers)
+    if not len(labels):
         return {"r2": 0.0, "images": 0}
-    values, labels = pair[0].double(), pair[1].double()
     error = values - labels
     return {
         "r2": r_squared(values, labels).mean().item(),
@@ -229,15 +220,14 @@ def intersection_over_union(counts: Tensor) -> Tensor:
 
 
 def segmentation_metrics(answers: Pairs) -> dict[str, Any]:
-    """Metrics from pairs of `pixel_counts` and each image's loss.
+    """Metrics from the `pixel_counts` and the loss of each image.
 
     miou: the mean over classes that occur (as label or answer) of intersection over union, over
     the pixels of all images; pixel_accuracy; loss, the mean over images.
     """
-    pair = _joined(answers)
-    if pair is None:
+    counts, losses = answers
+    if not len(losses):
         return {"miou": 0.0, "images": 0}
-    counts, losses = pair
     total = counts.sum(0)
     right, _, true = total.double().unbind(0)
     return {
@@ -309,17 +299,16 @@ def pixel_histograms(maps: Tensor, wrong: Tensor) -> Tensor:
 
 
 def anomaly_metrics(answers: Pairs, threshold: float) -> dict[str, Any]:
-    """Metrics from pairs of what `Anomaly.keep` kept: scores and histograms, and labels 0 or 1.
+    """Metrics from what `Anomaly.keep` kept: scores and histograms, and labels 0 or 1.
 
     false_alarms, the share of good images whose score exceeds the threshold; recall, the share of
     others that do; balanced_accuracy, the mean over both of the share that is right, or that of
     good images alone if there are no others. With both: auroc, the area under the ROC curve, and
     average_precision; with masks pixel_auroc, that of pixels, of distances rounded to 0.001.
     """
-    pair = _joined(answers)
-    if pair is None:
+    kept, labels = answers[0].double(), answers[1].bool()
+    if not len(labels):
         return {"balanced_accuracy": 0.0, "images": 0}
-    kept, labels = pair[0].double(), pair[1].bool()
     scores, alarms = kept[:, 0], kept[:, 0] > threshold
     found: dict[str, Any] = {"images": len(labels), "threshold": threshold}
     if bool((~labels).any()):

@@ -275,10 +275,10 @@ def _measure(
     metrics = {"val": learner.metrics}
     if at != 1.0:
         new = labels >= known
-        before = task.kind.metrics([(logits[new], labels[new])], {})["ece"]
+        before = task.kind.metrics((logits[new], labels[new]), {})["ece"]
         metrics["val"] |= {"uncalibrated_ece": before, "temperature": at}
     old = labels < known
-    return {**metrics, "replay": task.kind.metrics([(logits[old] / at, labels[old])], {})}
+    return {**metrics, "replay": task.kind.metrics((logits[old] / at, labels[old]), {})}
 
 
 def _lineage(old: Engram) -> list[dict[str, Any]]:

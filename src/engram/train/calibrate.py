@@ -60,6 +60,6 @@ def metrics_on_test(
     )  # fmt: skip
     metrics = answered.metrics() | answered.without_leaks(find_leaks(splits, "test"))
     if "temperature" in val and len(answered.labels):
-        raw = [(answered.logits * val["temperature"], answered.labels)]
+        raw = answered.logits * val["temperature"], answered.labels
         metrics["uncalibrated_ece"] = answered.kind.metrics(raw, answered.fitted)["ece"]
     return metrics, answered

@@ -206,7 +206,7 @@ def solve_task(
     if left_out is not None:
         measured, labels = sums.leave_one_out(*left_out)
         if len(labels):
-            found = task.kind.metrics([(measured.float(), labels)], {})
+            found = task.kind.metrics((measured.float(), labels), {})
             metrics["val"] = leave_one_out_estimate(found, int(sums.images.sum()))
     record = {"solved_from": "sums", "train_images": int(sums.images.sum())}
     return scratch.engram(spec.name, metrics=metrics, recipe=record)

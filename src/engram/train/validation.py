@@ -71,7 +71,7 @@ class HeldOut(NamedTuple):
     @property
     def pairs(self) -> Pairs:
         """Argument of `Kind.metrics`."""
-        return [(self.outputs, self.labels)] if len(self.labels) else []
+        return self.outputs, self.labels
 
     @classmethod
     def joined(cls, kept: Sequence[tuple[Tensor, Tensor, Tensor]], failed: int = 0) -> HeldOut:
@@ -146,7 +146,7 @@ class Estimator:
         scores = torch.zeros(_RESAMPLES, dtype=torch.float64)
         for i in range(_RESAMPLES):
             rows = torch.randint(images, (images,), generator=random)
-            kept = [(answers.outputs[rows], answers.labels[rows])]
+            kept = answers.outputs[rows], answers.labels[rows]
             scores[i] = self.kind.metrics(kept, fitted)[self.score]
         middle = self.kind.metrics(answers.pairs, fitted)[self.score]
         away = (scores - middle).nan_to_num(0.0) * math.sqrt(worth)
