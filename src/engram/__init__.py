@@ -60,11 +60,10 @@ if TYPE_CHECKING:
     from engram.train.auto import auto
     from engram.train.callbacks import Callback
     from engram.train.fit import fit
-    from engram.train.for_trainer import ForTrainer
     from engram.train.recipe import Recipe
     from engram.train.sweep import sweep
     from engram.train.teach import forget, teach
-    from engram.train.trainable import train_only
+    from engram.train.trainable import ForTrainer, train_only
     from engram.vit.vit import ViT
 
 prepare_threads()  # before anything imports torch
@@ -107,7 +106,7 @@ __all__ = [
 _HOMES = {
     "Callback": "train.callbacks:Callback",
     "EngramError": "errors:EngramError",
-    "ForTrainer": "train.for_trainer:ForTrainer",
+    "ForTrainer": "train.trainable:ForTrainer",
     "MemoryViT": "model:MemoryViT",
     "Recipe": "train.recipe:Recipe",
     "ViT": "vit:ViT",

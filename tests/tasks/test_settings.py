@@ -20,13 +20,6 @@ def test_a_setting_that_the_method_does_not_have_is_refused_by_name() -> None:
     assert settings.method(lenient=True).settings() == {}
 
 
-def test_parents_change_nothing_else() -> None:
-    settings = TaskSettings("masked+adapter", method_settings={"cells": 3})
-    extended = settings.with_parents(["a"])
-    assert extended.extends == ("a",)
-    assert extended.with_parents([]) == settings
-
-
 def test_every_setting_that_is_a_flag_has_one() -> None:
     flags = {item.name for item in TaskSettings.flags()}
     methods = {"cells", "rank", "adapter_width", "queries", "bank", "update"}

@@ -239,25 +239,16 @@ def holm(values: Sequence[float]) -> list[float]:
 # Images
 
 
-@dataclass(frozen=True)
-class Changed:
-    """An image in both tables, with another answer."""
-
-    image: str
-    before: TableAnswer
-    now: TableAnswer
-
-
 def changed_answers(
     reference: Mapping[str, TableAnswer], new: Mapping[str, TableAnswer]
-) -> list[Changed]:
-    """Images of both tables whose labels differ, those with the surest answers first."""
+) -> list[tuple[str, TableAnswer, TableAnswer]]:
+    """Images of both tables whose labels differ, with both answers; the surest answers first."""
     found = [
-        Changed(image, reference[image], now)
+        (image, reference[image], now)
         for image, now in new.items()
         if image in reference and reference[image].labels != now.labels
     ]
-    return sorted(found, key=lambda one: -sum(a.confidence or 0 for a in (one.before, one.now)))
+    return sorted(found, key=lambda row: -sum(a.confidence or 0 for a in row[1:]))
 
 
 def least_familiar(new: Mapping[str, TableAnswer]) -> list[tuple[str, TableAnswer]]:

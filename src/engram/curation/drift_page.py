@@ -58,18 +58,18 @@ def _contents(name: str, drift: Drift) -> Iterator[Content]:
     for one in comparisons:
         if one.classes:
             yield Subsection(f"answers-{name}", "Answers", [_answers(one)])
-    before, now = drift.reference.tasks[name], drift.new.tasks[name]
-    changed = changed_answers(before, now)
-    both = len(before.keys() & now.keys())
+    reference, new = drift.reference.tasks[name], drift.new.tasks[name]
+    changed = changed_answers(reference, new)
+    both = len(reference.keys() & new.keys())
     if both:
         about = f"{len(changed):,} of {counted(both, 'image')} in both tables"
         shown = (
-            (one.image, one.now.words, [f"before: {one.before.words}"])
-            for one in changed[: _TRIED * MAX_PICTURES]
+            (image, now.words, [f"before: {before.words}"])
+            for image, before, now in changed[: _TRIED * MAX_PICTURES]
         )
         pictures = _pictures(shown, f"{about}, those with the surest answers first.")
         yield Subsection(f"changed-{name}", "Other answers than before", [pictures])
-    least = least_familiar(now)
+    least = least_familiar(new)
     if least:
         shown = (
             (image, f"familiarity {one.familiarity:.2f}", [one.words])

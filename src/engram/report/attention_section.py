@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from engram.errors import EngramError
-from engram.images.preprocessing import normalise
 from engram.inference.evaluate import Answers
 from engram.methods.attention_maps import SOURCES, AttentionMaps
 from engram.model import MemoryViT
@@ -21,7 +19,7 @@ from engram.report.contents import (
     Subsection,
     Text,
 )
-from engram.report.images import backbone_view, paint_attention, thumbnail
+from engram.report.images import backbone_views, paint_attention, thumbnail
 
 MAX_EXAMPLES = 4
 
@@ -35,10 +33,10 @@ _NOTE = (
 def attention_subsections(model: MemoryViT, answers: Answers) -> list[Subsection]:
     """Maps and shares, or the reason why there are none."""
     examples = _examples(answers)
-    views = [backbone_view(model, answers.dataset, int(answers.samples[i])) for i, _ in examples]
-    pixels = normalise(torch.from_numpy(np.stack(views)), model.preprocessing)
+    samples = [int(answers.samples[i]) for i, _ in examples]
+    views, pixels = backbone_views(model, answers.dataset, samples)
     try:
-        found = model.attention_maps(answers.task, pixels.to(model.backbone.device))
+        found = model.attention_maps(answers.task, pixels)
     except EngramError as error:
         return [Subsection(f"attention-{answers.task}", _MAPS, [Text(str(error))])]
     shown = _shown_maps(found)

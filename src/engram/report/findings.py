@@ -13,7 +13,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from engram.images.decode import BadImage, Pixels
 from engram.images.masks import mask_view, palette
-from engram.images.preprocessing import normalise
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
 from engram.report.contents import (
@@ -32,7 +31,14 @@ from engram.report.contents import (
     Table,
     Text,
 )
-from engram.report.images import Thumbnail, backbone_view, paint_heat, paint_mask, thumbnail
+from engram.report.images import (
+    Thumbnail,
+    backbone_view,
+    backbone_views,
+    paint_heat,
+    paint_mask,
+    thumbnail,
+)
 from engram.tasks.kind import IGNORED
 from engram.tasks.metrics import average_precision, intersection_over_union, r_squared
 from engram.util.charts import Chart, histogram, scatter
@@ -291,8 +297,10 @@ def _masks(model: MemoryViT, answers: Answers) -> ImageTable:
     steps = np.linspace(0, len(rest) - 1, count - len(worst)).round().astype(int)
     chosen = [*worst, *(rest[step] for step in steps)]
     samples = [int(answers.samples[i]) for i in chosen]
-    views = [backbone_view(model, dataset, sample) for sample in samples]
-    predictions, rows = _predicted_masks(model, answers.task, views), []
+    views, pixels = backbone_views(model, dataset, samples)
+    with torch.inference_mode():
+        masks = model(pixels, tasks=[answers.task])[answers.task].argmax(1).cpu()
+    predictions, rows = masks.numpy().astype(np.uint8), []
     for i, sample, view, predicted in zip(chosen, samples, views, predictions, strict=True):
         images = [
             thumbnail(view, "image"),
@@ -312,14 +320,6 @@ def _masks(model: MemoryViT, answers: Answers) -> ImageTable:
     colours = [f"rgb({r} {g} {b})" for r, g, b in palette(len(classes)).tolist()]
     listed = list(zip(classes, colours, strict=True))[:MAX_CLASSES]
     return ImageTable(("image", "true", "predicted"), rows, note, "masks", listed)
-
-
-@torch.inference_mode()
-def _predicted_masks(model: MemoryViT, task: str, views: Sequence[Pixels]) -> list[Pixels]:
-    device = model.backbone.device
-    pixels = normalise(torch.from_numpy(np.stack(views)).to(device), model.preprocessing)
-    classes = model(pixels, tasks=[task])[task].argmax(1).cpu()
-    return [mask.numpy().astype(np.uint8) for mask in classes]
 
 
 def _true_mask(model: MemoryViT, answers: Answers, sample: int) -> Pixels:
@@ -376,9 +376,7 @@ def _heat_maps(model: MemoryViT, answers: Answers) -> ImageTable:
     order = torch.where(missed, 10 + (scores - threshold).abs(), scores)
     chosen = order.argsort(descending=True)[: 2 * MAX_MASKS].tolist()
     samples = [int(answers.samples[i]) for i in chosen]
-    views = [backbone_view(model, answers.dataset, sample) for sample in samples]
-    device, rows = model.backbone.device, []
-    pixels = normalise(torch.from_numpy(np.stack(views)).to(device), model.preprocessing)
+    (views, pixels), rows = backbone_views(model, answers.dataset, samples), []
     with torch.inference_mode():
         maps = model(pixels, tasks=[answers.task])[answers.task].cpu()
     for i, sample, view, own in zip(chosen, samples, views, maps, strict=True):

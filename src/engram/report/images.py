@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from engram.data.datasets import Dataset
 from engram.images.decode import BadImage, Pixels
 from engram.images.heat_maps import heat_map, heat_palette
 from engram.images.masks import palette
+from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT
 from engram.tasks.kind import IGNORED
@@ -54,6 +57,15 @@ def backbone_view(model: MemoryViT, dataset: Dataset, sample: int) -> Pixels:
         return evaluation_view(dataset.read(sample), preprocessing)
     except BadImage:
         return np.full((*preprocessing.size, 3), _GRAY, dtype=np.uint8)
+
+
+def backbone_views(
+    model: MemoryViT, dataset: Dataset, samples: Iterable[int]
+) -> tuple[list[Pixels], Tensor]:
+    """Images as the backbone sees them, and their normalised pixels on its device."""
+    views = [backbone_view(model, dataset, int(sample)) for sample in samples]
+    pixels = normalise(torch.from_numpy(np.stack(views)), model.preprocessing)
+    return views, pixels.to(model.backbone.device)
 
 
 def paint_mask(view: Pixels, mask: Pixels) -> Pixels:

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from engram.images.preprocessing import normalise
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
 from engram.report.attention_section import attention_subsections
@@ -25,7 +23,7 @@ from engram.report.contents import (
     Text,
 )
 from engram.report.findings import FINDINGS
-from engram.report.images import backbone_view
+from engram.report.images import backbone_views
 from engram.store.portable import data_name
 from engram.tasks.kind import Kind
 from engram.tasks.metrics import TITLES, shown
@@ -134,10 +132,8 @@ def _measured_familiarity(model: MemoryViT, answers: Answers) -> Tensor:
     samples = answers.samples[:: -(-len(answers.samples) // _FAMILIAR_IMAGES)]
     found = []
     for some in torch.split(samples, _BATCH):
-        views = [backbone_view(model, answers.dataset, int(i)) for i in some]
-        pixels = normalise(torch.from_numpy(np.stack(views)), model.preprocessing)
+        _, pixels = backbone_views(model, answers.dataset, some.tolist())
         with torch.inference_mode():
-            pixels = pixels.to(model.backbone.device)
             found.append(model.with_familiarity(pixels, [answers.task])[1][answers.task].cpu())
     return torch.cat(found)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -64,10 +64,6 @@ class TaskSettings:
     def but(self, **changes: Any) -> TaskSettings:
         """A copy with other settings of the method."""
         return replace(self, method_settings={**self.method_settings, **changes})
-
-    def with_parents(self, names: Sequence[str]) -> TaskSettings:
-        """A copy for a task that extends the attached tasks of these names."""
-        return replace(self, extends=tuple(names))
 
     def to_dict(self) -> dict[str, Any]:
         """All settings by name, as a recipe file has them."""

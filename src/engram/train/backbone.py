@@ -51,23 +51,11 @@ def backbone_for(
         if image_size is None:
             return load_engram_backbone(engram, None, dtype), reason
         choice = BackboneChoice(engram.backbone.source, reason)
+    elif backbone == AUTO and resumed is not None and (before := backbone_of_run(resumed)):
+        choice = BackboneChoice(before, "The run that is resumed began with it.")
     elif backbone == AUTO:
-        choice = _by_run_or_size(splits, image_size, resumed, announce, progress)
+        side = typical_side(splits) if image_size is None else None
+        choice = choose_backbone(side, image_size, announce=announce, progress=progress)
     else:
         choice = BackboneChoice(backbone, "It was given with --backbone.")
     return load_backbone(choice.source, image_size=image_size, dtype=dtype), choice.reason
-
-
-def _by_run_or_size(
-    splits: Splits,
-    image_size: int | None,
-    resumed: Path | None,
-    announce: Callable[[str], object],
-    progress: Progress,
-) -> BackboneChoice:
-    """A resumed run keeps its backbone, whatever would be chosen today."""
-    before = None if resumed is None else backbone_of_run(resumed)
-    if before is not None:
-        return BackboneChoice(before, "The run that is resumed began with it.")
-    side = typical_side(splits) if image_size is None else None
-    return choose_backbone(side, image_size, announce=announce, progress=progress)

@@ -33,29 +33,24 @@ def keep_statistics(
         return
     training.model.eval()
     training.progress("keeping statistics", 0, 0)
-    final = [one for one in learners if one.name == one.trial]
-    sums = {one.name: _Sums(one.task.keep_statistics(), training.team) for one in final}
+    final, folds = [one for one in learners if one.name == one.trial], training.splits.folds
+    sums = {one.name: _Sums(_statistics(one, training.team), training.team) for one in learners}
     if old is not None and training.team.main:
-        for added in sums.values():
-            added.remember(old)
-    folds = training.splits.folds
-    folded = [(one, one.fold) for one in learners if one.fold is not None]
-    for one, _ in folded:
-        groups, features = sums[one.trial].statistics.means.shape
-        statistics = ClassStatistics(groups, features).to(training.team.device)
-        sums[one.name] = _Sums(statistics, training.team)
+        for one in final:
+            sums[one.name].remember(old)
     epoch = training.feed.epoch(0, 0, balanced=False)
     for shard, found in _features(training, epoch, list(sums)):
-        for one in final:
-            sums[one.name].add(found[one.name], one.task.kind.group(shard.labels))
-        for one, fold in folded:
-            assert folds is not None
-            rows = folds.learned_from(shard.samples, fold)
-            sums[one.name].add(found[one.name][rows], one.task.kind.group(shard.labels[rows]))
+        groups = final[0].task.kind.group(shard.labels)
+        for one in learners:
+            rows = torch.arange(len(groups))
+            if folds is not None and one.fold is not None:
+                rows = folds.learned_from(shard.samples, one.fold)
+            sums[one.name].add(found[one.name][rows], groups[rows])
     for added in sums.values():
         added.finish()
     asked: list[tuple[Sequence[TaskTrainer], Integers | None]] = [(final, None)]
     if folds is not None:
+        folded = [(one, one.fold) for one in learners if one.fold is not None]
         asked = [([one], folds.samples(fold)) for one, fold in folded]
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {one.name: [] for one in final}
     for some, samples in asked:
@@ -77,6 +72,15 @@ def keep_statistics(
         low, middle = statistics.quantiles.cpu()
         one.familiarity = (likeness - low) / (middle - low) if known else None
     training.model.train()
+
+
+def _statistics(learner: TaskTrainer, team: ProcessGroup) -> ClassStatistics:
+    """Room for the statistics of a task; those of a fold's task are only measured with."""
+    task = learner.task
+    if learner.fold is None:
+        return task.keep_statistics()
+    groups = task.kind.groups(len(task.spec.classes))
+    return ClassStatistics(groups, task.head.in_features).to(team.device)
 
 
 def _generator() -> torch.Generator:

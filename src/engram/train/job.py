@@ -108,7 +108,8 @@ class TrainingJob:
             announce=announce if team.main else lambda sentence: None, progress=progress,
         )  # fmt: skip
         model = MemoryViT(backbone)
-        settings = settings.with_parents([_attach(model, text) for text in settings.extends])
+        parents = tuple(_attach(model, text) for text in settings.extends)
+        settings = replace(settings, extends=parents)
         return cls(splits, model, settings, options, recipe, callbacks, team, why)
 
     def choose(self, regime: str | None, seeds: int | None, soup: int = 0) -> tuple[str, int]:

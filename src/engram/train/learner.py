@@ -156,8 +156,12 @@ class TaskTrainer:
                 self.best = [p.detach().clone() for p in self.parameters]
 
     def finish(self, steps: int, planned: int, per_epoch: int, interrupted: bool = False) -> None:
-        """Leave the task with its final weights, the best or the last, after so many steps."""
-        self._choose_weights()
+        """Leave the task with its final weights, the best or the average, after so many steps."""
+        self.swap_average()
+        if self.best is not None:
+            with torch.no_grad():
+                for parameter, value in zip(self.parameters, self.best, strict=True):
+                    parameter.copy_(value)
         steps = self.last_step if self.done else steps
         kept = self.best_step if self.best is not None else steps
         interrupted = interrupted and not self.done
@@ -171,14 +175,6 @@ class TaskTrainer:
                     kept = parameter.clone()
                     parameter.copy_(average)
                     average.copy_(kept)
-
-    def _choose_weights(self) -> None:
-        """Put the final weights into the task: the best, else the average."""
-        self.swap_average()
-        if self.best is not None:
-            with torch.no_grad():
-                for parameter, value in zip(self.parameters, self.best, strict=True):
-                    parameter.copy_(value)
 
     # What a checkpoint needs
 

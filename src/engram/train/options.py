@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from engram.errors import EngramError
 from engram.train.recipe import RECIPES, Recipe
@@ -26,19 +26,13 @@ class ColumnOptions:
         "", "column of a table that says the split of a row; none if there is none", metavar="NAME"
     )
 
-    def columns(self) -> ColumnArguments:
+    def columns(self) -> dict[str, Any]:
         """The arguments of `data.load` that they are."""
         return {
             "image": self.image_column or None,
             "label": words(self.label) or None,
             "split_column": self.split_column or None,
         }
-
-
-class ColumnArguments(TypedDict):
-    image: str | None
-    label: list[str] | None
-    split_column: str | None
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
-"""Freeze everything but the parameters of the tasks that train."""
+"""Train tasks with a loop of your own, or with transformers' `Trainer`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from engram.errors import EngramError
 from engram.model import MemoryViT
@@ -51,3 +53,92 @@ def _known(model: MemoryViT) -> Iterator[nn.Parameter]:
     yield from model.backbone.parameters()
     for task in model.tasks.values():
         yield from task.parameters()
+
+
+class ForTrainer(nn.Module):
+    """One task of a model, to be trained by transformers' `Trainer`.
+
+    Only the task's parameters train, and only they are in the checkpoints, which `Trainer` can
+    resume from. The model that was given has the trained task when `Trainer` is done.
+
+    Args:
+        model: The model. Everything in it but the task is frozen.
+        task: The name of the task to train.
+
+    Attributes:
+        model: The model.
+        task: The name of the task.
+
+    Raises:
+        EngramError: No task of this name is attached.
+
+    Examples:
+        >>> learner = engram.ForTrainer(model, "flowers")
+        >>> out = learner(torch.rand(2, 3, 32, 32), labels=torch.tensor([0, 1]))
+        >>> out.logits.shape, out.loss.requires_grad
+        (torch.Size([2, 2]), True)
+        >>> path = learner.save("flowers.safetensors")
+    """
+
+    def __init__(self, model: MemoryViT, task: str) -> None:
+        super().__init__()
+        train_only(model, task)
+        self.model, self.task = model, task
+
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> Output:
+        """The logits of the task, and its loss if there are labels.
+
+        Args:
+            pixel_values: Normalised pixels (images, 3, height, width), prepared as
+                `model.preprocessing` says.
+            labels: What is right: class numbers (images), or for the other kinds of task the
+                labels, numbers or masks that `engram.data` gives for them.
+
+        Returns:
+            A dict with `logits` and, with labels, `loss`; both are attributes of it as well.
+        """
+        logits = self.model(pixel_values, tasks=[self.task])[self.task]
+        if labels is None:
+            return Output(logits=logits)
+        task = self.model.task(self.task)
+        losses = task.kind.losses(logits, labels, task.head, 0.0, None)
+        return Output(loss=losses.mean(), logits=logits)
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        recipe: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Write the task as an engram: `MemoryViT.save` of this task.
+
+        Args:
+            path: The file to write, usually `NAME.safetensors`.
+            metrics: Results to record in the file's header, such as `{"test": {"accuracy": 0.9}}`.
+            recipe: Training settings to record in the file's header.
+
+        Returns:
+            The path.
+        """
+        return self.model.save(self.task, path, metrics=metrics, recipe=recipe)
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        """The tensors of the task, named as in its engram: what a checkpoint needs."""
+        return self.model.task(self.task).state_dict(*args, **options)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load what `state_dict` gave."""
+        return self.model.task(self.task).load_state_dict(state_dict, strict, assign)
+
+
+class Output(dict[str, Tensor]):
+    """Output of a model for `Trainer`; `loss` and `logits` are attributes too."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"There is no {name} here, only {', '.join(self)}.") from None
