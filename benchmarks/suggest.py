@@ -118,7 +118,7 @@ def most_unsure(
 def suggested(
     x: Tensor, logits: Tensor, known: Tensor, count: int, random: np.random.Generator
 ) -> Sequence[int]:
-    return [row for row, _ in choose(x, _uncertainty(logits), count, known).rows]
+    return [row for row, _ in choose(x, _uncertainty(logits), count, known)[0]]
 
 
 def _uncertainty(logits: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def curve(data: Features, chooser: Chooser, seed: int, cold: bool = False) -> li
     random, batch = np.random.default_rng(seed), data.batch
     if cold:
         shuffled = random.permutation(len(data.pool))  # ties are broken by the order
-        rows = choose(data.pool[shuffled], None, batch, data.pool[:0]).rows
+        rows, _ = choose(data.pool[shuffled], None, batch, data.pool[:0])
         labelled = [int(shuffled[row]) for row, _ in rows]
     else:
         labelled = random.permutation(len(data.pool))[:batch].tolist()

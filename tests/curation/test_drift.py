@@ -106,8 +106,8 @@ def test_images_that_changed_and_unfamiliar_ones_are_found(tmp_path: Path) -> No
     now[4] |= {"flowers": "weed", "flowers.probability": 0.9}
     now[9]["flowers.familiarity"] = -7.0
     tables = [table(tmp_path / f"{i}.jsonl", one) for i, one in enumerate((before, now))]
-    (changed,) = changed_answers(*(one.tasks["flowers"] for one in tables))
-    assert (changed.image, changed.now.labels) == ("4.png", ("weed",))
+    ((image, _, answer),) = changed_answers(*(one.tasks["flowers"] for one in tables))
+    assert (image, answer.labels) == ("4.png", ("weed",))
     assert least_familiar(tables[1].tasks["flowers"])[0][0] == "9.png"
 
 

@@ -10,8 +10,7 @@ from tests.support.commands import QUICK, Output, assert_refused, fit, run
 
 import engram
 from engram.methods import Masked
-from engram.train.given import names_file
-from engram.train.options import DataOptions
+from engram.train.options import DataOptions, names_file
 from engram.train.recipe import read_settings
 
 

@@ -90,8 +90,7 @@ def check_command(
 ) -> None:
     """Find wrong labels, near-duplicates, leaks and outliers in a dataset; it stays as it is."""
     from engram.curation.check import check
-    from engram.curation.check_page import write_page
-    from engram.curation.findings import describe, write_csv
+    from engram.curation.check_output import describe, write_csv, write_page
     from engram.model import MemoryViT
     from engram.report.run_page import check_page_path
     from engram.train.backbone import backbone_for

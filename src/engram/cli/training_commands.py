@@ -16,8 +16,7 @@ from engram.cli.words import check_words, fit_with_images, fit_without_images, r
 from engram.errors import EngramError, Interrupted
 from engram.methods.method_flags import REGIMES, MethodFlags
 from engram.tasks.task_settings import TaskSettings
-from engram.train.given import with_recipe_file
-from engram.train.options import DataOptions, RunOptions
+from engram.train.options import DataOptions, RunOptions, with_recipe_file
 from engram.train.recipe import Recipe
 from engram.util.description import Description
 from engram.util.settings import Given

@@ -25,9 +25,8 @@ from engram.tasks.spec import check_name
 from engram.tasks.task_settings import TaskSettings
 from engram.train.backbone import backbone_for
 from engram.train.feed_plan import FeedPlan
-from engram.train.given import names_file, with_recipe_file
 from engram.train.job import TrainingJob
-from engram.train.options import DataOptions, RunOptions
+from engram.train.options import DataOptions, RunOptions, names_file, with_recipe_file
 from engram.train.recipe import Recipe
 from engram.train.run import has_run_of_another, has_state, run_folder
 from engram.train.validation import with_held_out

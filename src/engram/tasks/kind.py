@@ -55,14 +55,6 @@ class Kind(ABC):
     def head(self, sizes: HeadSizes) -> TaskHead:
         return TaskHead(sizes, self.fitted)
 
-    def head_shapes(self, sizes: HeadSizes) -> dict[str, tuple[int, ...]]:
-        """The trained tensors of `head`, by name."""
-        width, classes = sizes.features, sizes.classes
-        shapes: dict[str, tuple[int, ...]] = {"weight": (classes, width), "bias": (classes,)}
-        if sizes.mlp:
-            shapes |= {"hidden.weight": (width, width), "hidden.bias": (width,)}
-        return shapes
-
     def head_macs(self, sizes: HeadSizes, patches: int) -> int:
         """Multiply-accumulates of `head` for one picture."""
         return sizes.features * (sizes.classes + (sizes.features if sizes.mlp else 0))

@@ -262,10 +262,6 @@ class Segmentation(Kind):
     def head(self, sizes: HeadSizes) -> TaskHead:
         return MaskHead(sizes)
 
-    def head_shapes(self, sizes: HeadSizes) -> dict[str, tuple[int, ...]]:
-        own = {"project.weight": (sizes.features,) * 2} if sizes.token_per_class else {}
-        return super().head_shapes(sizes) | own
-
     def head_macs(self, sizes: HeadSizes, patches: int) -> int:
         width = sizes.features
         tokens = sizes.classes * width * (width + patches) if sizes.token_per_class else 0
@@ -380,9 +376,6 @@ class Anomaly(Kind):
 
     def head(self, sizes: HeadSizes) -> TaskHead:
         return BankHead(sizes)
-
-    def head_shapes(self, sizes: HeadSizes) -> dict[str, tuple[int, ...]]:
-        return {"weight": (sizes.classes, sizes.features)}
 
     def head_macs(self, sizes: HeadSizes, patches: int) -> int:
         return patches * super().head_macs(sizes, patches)

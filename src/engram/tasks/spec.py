@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
+import torch
+
 from engram.backbones.shape import BackboneShape
 from engram.errors import EngramError
 from engram.methods import METHODS, Base, Method, create_method
@@ -157,11 +159,12 @@ class TaskSpec:
 
     def shapes(self, backbone: BackboneShape) -> dict[str, tuple[int, ...]]:
         """The shape of every trained tensor by name, without a backbone of the task's own."""
-        head = self.kind_object.head_shapes(self.head_config(backbone))
+        with torch.device("meta"):  # no memory and no random numbers
+            head = self.kind_object.head(self.head_config(backbone))
         shape = self.shape(backbone)
         parameters = self.method.fitted(shape).parameters(shape)
         return {
-            **{f"head.{name}": shape for name, shape in head.items()},
+            **{f"head.{name}": tuple(one.shape) for name, one in head.named_parameters()},
             **{name: one.shape for name, one in parameters.items()},
         }
 

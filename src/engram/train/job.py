@@ -23,10 +23,9 @@ from engram.train.backbone import backbone_for
 from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
 from engram.train.fit import fit
-from engram.train.given import names_file
 from engram.train.identity import identity_of_fit
 from engram.train.opening import opening
-from engram.train.options import DataOptions, RunOptions, named, recipe_from
+from engram.train.options import DataOptions, RunOptions, named, names_file, recipe_from
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.recipe_file import RecipeFile
 from engram.train.result import Result
