@@ -15,23 +15,22 @@ from engram.tasks.task_settings import TaskSettings
 from engram.train.recipe import learning_rate
 from engram.train.run import Run
 from engram.train.sweep import sweep
-from engram.train.variants import Grid, Setting, SweepRunner, Variant
+from engram.train.variants import Setting, SweepRunner, Variant, grid_of
 from engram.util.processes import ProcessGroup
 
 QUICK = Recipe(steps=12, batch=16, evaluations=3, workers=0)
 
 
 def test_a_grid_has_every_combination_with_every_seed_once() -> None:
-    grid = Grid(lrs=(0.1, 0.01, 0.1), cells=(1, 5, 1), weight_decays=(), seeds=2)
     recipe = Recipe(weight_decay=0.3, seed=7)
-    variants = grid.variants(recipe, "masked")
+    variants = grid_of(recipe, "masked", lrs=(0.1, 0.01, 0.1), cells=(1, 5, 1), seeds=2)
     points = [(v.setting.lr, v.setting.cells, v.seed) for v in variants]
     assert points == [(lr, m, s) for lr in (0.1, 0.01) for m in (1, 5) for s in (7, 8)]
     assert {variant.setting.weight_decay for variant in variants} == {0.3}
 
 
 def test_an_empty_grid_is_the_recipe_and_heads_have_no_cells() -> None:
-    [variant] = Grid(cells=(5, 10)).variants(Recipe(), "mlp-head")
+    [variant] = grid_of(Recipe(), "mlp-head", cells=(5, 10))
     assert variant.setting.lr == learning_rate(Recipe(), MlpHead)
     assert variant.setting.cells == 0
 

@@ -42,7 +42,7 @@ from engram.store.format import read_engram
 from engram.train.recipe import RECIPES, Recipe
 from engram.train.run import run_folder
 from engram.train.sweep import sweep
-from engram.train.variants import Grid
+from engram.train.variants import grid_of
 from engram.util.charts import Chart, Line, line_chart, side_by_side
 from engram.util.description import Description
 from engram.util.files import write_atomically
@@ -155,7 +155,9 @@ class Reproduction:
         recipe, document = self.recipe, list[dict[str, Any]]()
         for row in TABLES[self.table]:
             rates = self._rates(row)
-            grid = Grid(rates, [row.cells], seeds=self.seeds)
+            variants = grid_of(
+                recipe, row.method.name, lrs=rates, cells=[row.cells], seeds=self.seeds
+            )
             document.append(
                 {
                     "row": row.name,
@@ -164,7 +166,7 @@ class Reproduction:
                     "update": row.update,
                     "rates": rates,
                     "seeds": self.seeds,
-                    "runs": len(grid.variants(recipe, row.method.name)),
+                    "runs": len(variants),
                     "steps": recipe.steps or None,
                     "paper": self._paper(row.name),
                 }

@@ -68,6 +68,13 @@ def _worst(rows: int) -> str:
     return f"The {MAX_CLASSES} worst of {rows:,} classes, the worst first."
 
 
+def _bars(rows: list[tuple[float, str, str]], note: str = "") -> Bars:
+    """A bar for each class: its score, name, and the text at the end; of many, the worst."""
+    if len(rows) > MAX_CLASSES:
+        note, rows = f"{note}{_worst(len(rows))}", sorted(rows)[:MAX_CLASSES]
+    return Bars([Bar(name, score, text) for score, name, text in rows], note)
+
+
 # Classification
 
 
@@ -121,16 +128,8 @@ def _accuracies(answers: Answers) -> Bars:
     right = answers.logits.argmax(1) == answers.labels
     images = torch.bincount(answers.labels, minlength=len(classes))
     hits = torch.bincount(answers.labels[right], minlength=len(classes))
-    rows = [
-        (float(hits[c] / images[c]), classes[c], int(images[c]))
-        for c in range(len(classes))
-        if int(images[c])
-    ]
-    note = ""
-    if len(rows) > MAX_CLASSES:
-        note, rows = _worst(len(rows)), sorted(rows)[:MAX_CLASSES]
-    bars = [Bar(name, share, f"{share:.0%} of {count:,}") for share, name, count in rows]
-    return Bars(bars, note)
+    shares = [(c, float(hits[c] / images[c])) for c in range(len(classes)) if int(images[c])]
+    return _bars([(one, classes[c], f"{one:.0%} of {int(images[c]):,}") for c, one in shares])
 
 
 def _confident_mistakes(model: MemoryViT, answers: Answers) -> Subsection:
@@ -334,16 +333,14 @@ def _true_mask(model: MemoryViT, answers: Answers, sample: int) -> Pixels:
 def _class_ious(answers: Answers) -> Bars:
     total = answers.logits.sum(0)
     ious, pixels = intersection_over_union(total), total[2].double()
+    shares = pixels / pixels.sum()
     rows = [
-        (float(ious[c]), name, float(pixels[c] / pixels.sum()))
-        for c, name in enumerate(answers.dataset.classes)
-        if not math.isnan(float(ious[c]))
+        (iou, answers.dataset.classes[c], f"{iou:.1%}, {float(shares[c]):.0%} of the pixels")
+        for c, iou in enumerate(ious.tolist())
+        if not math.isnan(iou)
     ]
-    note = "Over the pixels of all images, at the size that the backbone sees."
-    if len(rows) > MAX_CLASSES:
-        note, rows = f"{note} {_worst(len(rows))}", sorted(rows)[:MAX_CLASSES]
-    bars = [Bar(name, iou, f"{iou:.1%}, {share:.0%} of the pixels") for iou, name, share in rows]
-    return Bars(bars, note)
+    note = "Over the pixels of all images, at the size that the backbone sees. "
+    return _bars(rows, note)
 
 
 # Good images, and others

@@ -35,7 +35,7 @@ from engram.train.sweep import SweepResult, sweep, sweep_identity
 from engram.train.teach import teach
 from engram.train.trackers import trackers_named
 from engram.train.validation import with_held_out
-from engram.train.variants import Grid, SweepRunner
+from engram.train.variants import SweepRunner, grid_of
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress
@@ -175,7 +175,7 @@ class TrainingJob:
         settings, (spec,) = self.of(regime).settings, self.specs(task, regime)
         if seeds == 1:
             return identity_of_fit(model, spec, splits, recipe, test)
-        variants = Grid(cells=self.of(regime).cells, seeds=seeds).variants(recipe, regime)
+        variants = grid_of(recipe, regime, cells=self.of(regime).cells, seeds=seeds)
         workshop = SweepRunner(model, task, splits, recipe, settings, team)
         return sweep_identity(workshop, variants, test=test)
 

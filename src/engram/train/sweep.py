@@ -31,7 +31,7 @@ from engram.train.run import Run
 from engram.train.soup import Soup, best_soup, check_soup, recorded_soup
 from engram.train.trackers import run_callbacks
 from engram.train.validation import with_held_out
-from engram.train.variants import Grid, Setting, SweepRunner, Trained, Variant
+from engram.train.variants import Setting, SweepRunner, Trained, Variant, grid_of
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
@@ -135,7 +135,9 @@ def sweep(
     """
     began = time.perf_counter()
     recipe, team = recipe or Recipe(), team or ProcessGroup()
-    variants = Grid(lrs, cells, weight_decays, seeds).variants(recipe, regime)
+    variants = grid_of(
+        recipe, regime, lrs=lrs, cells=cells, weight_decays=weight_decays, seeds=seeds
+    )
     check_soup(soup, variants, refit)
     whole = data if isinstance(data, Splits) else load(data, kind=kind)
     recipe.check_for(KINDS[whole.kind])

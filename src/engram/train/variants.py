@@ -85,50 +85,47 @@ class Variant:
     seed: int
 
 
-@dataclass(frozen=True)
-class Grid:
-    """All settings to be tried, and how many seeds each of them gets."""
-
-    lrs: Sequence[float] = ()
-    cells: Sequence[int] = (Masked().cells,)
-    weight_decays: Sequence[float] = ()
-    seeds: int = 1
-
-    def variants(self, recipe: Recipe, regime: str) -> list[Variant]:
-        """Every setting with every seed; what makes no sense is an EngramError."""
-        method = method_class(regime)
-        if method.composed or (method.solved and Needs.STATISTICS in method().needs):
-            raise EngramError(
-                f"The regime {regime} is solved, not trained at a learning rate, and chooses its "
-                f"own settings; use fit, without {flag('seeds')} and {flag('soup')}."
-            )
-        if self.seeds < 1:
-            raise EngramError(f"{flag('seeds')} is {self.seeds}; at least one is needed.")
-        if not self.cells:
-            raise EngramError(f"{flag('cells')} is empty; give at least one number, such as 5.")
-        for lr in self.lrs:
-            if not 0 < lr < math.inf:
-                raise EngramError(f"{flag('lr')} is {lr:g}; it must be a number above 0.")
-            recipe.but(lr=lr)  # is checked there
-        for decay in self.weight_decays:
-            recipe.but(weight_decay=decay)  # is checked there
-        points = list(
-            itertools.product(
-                dict.fromkeys(self.lrs) or (learning_rate(recipe, method),),
-                dict.fromkeys(self.cells) if "cells" in method.setting_names() else (0,),
-                dict.fromkeys(self.weight_decays) or (recipe.weight_decay,),
-            )
+def grid_of(
+    recipe: Recipe,
+    regime: str,
+    *,
+    lrs: Sequence[float] = (),
+    cells: Sequence[int] = (Masked().cells,),
+    weight_decays: Sequence[float] = (),
+    seeds: int = 1,
+) -> list[Variant]:
+    """Every setting with every seed; what makes no sense is an EngramError."""
+    method = method_class(regime)
+    if method.composed or (method.solved and Needs.STATISTICS in method().needs):
+        raise EngramError(
+            f"The regime {regime} is solved, not trained at a learning rate, and chooses its "
+            f"own settings; use fit, without {flag('seeds')} and {flag('soup')}."
         )
-        if len(points) * self.seeds > _MOST_VARIANTS:
-            raise EngramError(
-                f"{len(points):,} settings with {self.seeds:,} seeds each are more than the "
-                f"{_MOST_VARIANTS:,} variants that a sweep can have; lower {flag('seeds')}."
-            )
-        return [
-            Variant(Setting(*point), recipe.seed + seed)
-            for point in points
-            for seed in range(self.seeds)
-        ]
+    if seeds < 1:
+        raise EngramError(f"{flag('seeds')} is {seeds}; at least one is needed.")
+    if not cells:
+        raise EngramError(f"{flag('cells')} is empty; give at least one number, such as 5.")
+    for lr in lrs:
+        if not 0 < lr < math.inf:
+            raise EngramError(f"{flag('lr')} is {lr:g}; it must be a number above 0.")
+        recipe.but(lr=lr)  # is checked there
+    for decay in weight_decays:
+        recipe.but(weight_decay=decay)  # is checked there
+    points = list(
+        itertools.product(
+            dict.fromkeys(lrs) or (learning_rate(recipe, method),),
+            dict.fromkeys(cells) if "cells" in method.setting_names() else (0,),
+            dict.fromkeys(weight_decays) or (recipe.weight_decay,),
+        )
+    )
+    if len(points) * seeds > _MOST_VARIANTS:
+        raise EngramError(
+            f"{len(points):,} settings with {seeds:,} seeds each are more than the "
+            f"{_MOST_VARIANTS:,} variants that a sweep can have; lower {flag('seeds')}."
+        )
+    return [
+        Variant(Setting(*point), recipe.seed + seed) for point in points for seed in range(seeds)
+    ]
 
 
 @dataclass(frozen=True)
