@@ -19,13 +19,10 @@ _COLUMNS = ("parameters", "MMAC", "MFLOP", "of the ViT")
 def costs_by_task(model: MemoryViT) -> dict[str, Costs]:
     """Costs of every attached task, with all that it reads."""
     shape, size = BackboneShape.measure(model.backbone), model.preprocessing.size
-    ancestors: dict[str, dict[str, TaskSpec]] = {}
     costs = {}
-    for name, task in model.tasks.items():  # parents before children
-        ancestors[name] = {}
-        for parent in task.spec.extends:
-            ancestors[name] |= {**ancestors[parent], parent: model.task(parent).spec}
-        costs[name] = task_costs(shape, task.spec, list(ancestors[name].values()), size)
+    for name, task in model.tasks.items():
+        read = [model.task(one).spec for one in model.registry.closure(task.spec.extends)]
+        costs[name] = task_costs(shape, task.spec, read, size)
     return costs
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +27,7 @@ from engram.train.recipe_file import settings_of
 from engram.train.result import RunResult
 from engram.train.run import Run
 from engram.train.soup import Soup, best_soup, check_soup, recorded_soup
-from engram.train.trackers import run_callbacks
+from engram.train.trackers import csv_text, run_callbacks
 from engram.train.validation import with_held_out
 from engram.train.variants import Setting, SweepRunner, Trained, Variant, grid_of
 from engram.util.flag_names import flag
@@ -238,10 +236,7 @@ def _lists(grid: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 def _write_tables(run: Run, settings: Sequence[Setting]) -> None:
     if not run.writes:
         return
-    text, found = io.StringIO(), [setting.to_dict() for setting in settings]
-    rows = csv.DictWriter(text, list(found[0]))
-    rows.writeheader()
-    rows.writerows(found)
+    found = [setting.to_dict() for setting in settings]
     with contextlib.suppress(EngramError, OSError):  # a full disk: the engram was asked for
-        run.write("sweep.csv", text.getvalue())
+        run.write("sweep.csv", csv_text(found))
         draw_sweep(found, run.file("sweep.png"))

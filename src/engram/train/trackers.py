@@ -48,6 +48,15 @@ def history_rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with the same columns as CSV."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[-1]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
 class CSVLog(Callback):
     """Writes the history as CSV, a row for each evaluation.
 
@@ -66,11 +75,7 @@ class CSVLog(Callback):
 
     def evaluated(self, row: Mapping[str, float]) -> None:
         self._rows.append(row)
-        text = io.StringIO()
-        rows = csv.DictWriter(text, list(row))
-        rows.writeheader()
-        rows.writerows(self._rows)
-        write_atomically(self._path, utf8(text.getvalue()), owner_only=True)
+        write_atomically(self._path, utf8(csv_text(self._rows)), owner_only=True)
 
 
 class TensorBoard(Callback):
