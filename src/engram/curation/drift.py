@@ -80,7 +80,6 @@ class Drift:
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks that drift."""
         return list(dict.fromkeys(c.task for c in self.comparisons if c.drifts(self.least)))
 
     @property

@@ -102,7 +102,6 @@ class Mistake:
 
     @property
     def name(self) -> str:
-        """The file's name."""
         return Path(self.path).name
 
 
@@ -123,7 +122,6 @@ class Picture:
 
     @property
     def name(self) -> str:
-        """The file's name."""
         return Path(self.path).name
 
 

@@ -33,8 +33,6 @@ _SLACK = 1e-3  # of an image's squared features, by which the same image may dif
 
 
 class LinearHead(NamedTuple):
-    """A solved head."""
-
     weight: Tensor  # (c, d)
     bias: Tensor  # (c)
 
@@ -55,7 +53,6 @@ class FeatureSums:
 
     @classmethod
     def empty(cls, classes: int, features: int) -> FeatureSums:
-        """Sums of no image."""
         shapes = sums_shapes(classes, features).values()
         return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
 

@@ -18,8 +18,6 @@ Fitted = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """The sizes of a head."""
-
     features: int
     classes: int  # rows of the weight: those of a memory bank are patches
     mlp: bool = False

@@ -169,7 +169,6 @@ class TaskSpec:
         }
 
     def head_config(self, backbone: BackboneShape) -> HeadSizes:
-        """The sizes of its head."""
         method = self.method
         shape = self.shape(backbone)
         rows = method.fitted(shape).head_rows(shape)

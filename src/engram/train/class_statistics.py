@@ -116,7 +116,6 @@ class _Sums:
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     def add(self, features: Tensor, groups: Tensor) -> None:
-        """One batch."""
         x = features.detach().cpu().double()
         self._counts.index_add_(0, groups, torch.ones(len(x), dtype=torch.float64))
         self._sums.index_add_(0, groups, x)
@@ -136,7 +135,6 @@ class _Sums:
         self._room -= len(groups)
 
     def finish(self) -> None:
-        """Set the statistics."""
         device = self.statistics.centre.device
         parts = (self._counts, self._sums.flatten(), self._squares)
         added = self.team.sum(torch.cat(parts)).cpu()

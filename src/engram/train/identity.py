@@ -51,7 +51,6 @@ def identity_of(
 def identity_of_fit(
     model: MemoryViT, spec: TaskSpec, splits: Splits, recipe: Recipe, test: bool
 ) -> str:
-    """Identity of a run of `fit`."""
     task = (spec, learning_rate(recipe, type(spec.method)), recipe.weight_decay)
     return f"{identity_of(model, [task], splits, recipe)} test={test}"
 

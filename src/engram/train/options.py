@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -211,7 +211,7 @@ def with_recipe_file(given: Given, **own: Any) -> tuple[Given, dict[str, Any]]:
     from_file = {key: said.pop(key) for key in own if key in said}
     if from_file.get("lr") == 0:  # in a recipe, the default of the regime
         del from_file["lr"]
-    _check(name, _Own, {k: v for k, v in from_file.items() if k in _OWN})
+    _check(name, _Own, from_file)
     merged = {}
     for settings_class, values in given.items():
         items = {item.name: item for item in settings_fields(settings_class)}
@@ -235,9 +235,6 @@ def _wrote(said: Mapping[str, Any]) -> str:
     if not {"folds", "refit"} <= said.keys():
         return ""
     return "sweep" if "seeds" in said else "fit"
-
-
-_OWN = {item.name for item in fields(_Own)}
 
 
 def names_file(recipe: str) -> bool:

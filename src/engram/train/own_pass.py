@@ -50,7 +50,6 @@ class OwnPassResult:
 
     @property
     def rates(self) -> list[float]:
-        """The learning rate of each."""
         return [one.variant.setting.lr for one in self.trained]
 
 

@@ -51,7 +51,6 @@ class Ending:
         return cls(steps, planned, per_epoch, kept, int(record["patience"]), interrupted)
 
     def __str__(self) -> str:
-        """For people."""
         epochs, planned = (f"{self._epochs(steps):g}" for steps in (self.steps, self.planned))
         kept = f"the weights of step {self.kept}, the best on validation"
         if not self.patience:

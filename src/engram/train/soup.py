@@ -22,10 +22,10 @@ from engram.util.flag_names import flag
 class Soup:
     """The averages that were tried: of the best variant alone, of the best two, and so on."""
 
-    values: tuple[float, ...]  # of the metric that chooses, on validation
-    losses: tuple[float, ...]
+    values: list[float]  # of the metric that chooses, on validation
+    losses: list[float]
     kept: int  # how many variants the engram is the average of; 1: the best alone
-    members: tuple[dict[str, Any], ...]  # all that were averaged, the best first
+    members: list[dict[str, Any]]  # all that were averaged, the best first
     metric: str = "accuracy"
 
     @property
@@ -38,7 +38,7 @@ class Soup:
             {"variants": i + 1, f"val_{self.metric}": value, "val_loss": loss}
             for i, (value, loss) in enumerate(zip(self.values, self.losses, strict=True))
         ]
-        return {"kept": self.kept, "tried": tried, "members": list(self.members)}
+        return {"kept": self.kept, "tried": tried, "members": self.members}
 
     def summary(self, kind: Kind) -> str:
         """For people: what was tried, and what was kept."""
@@ -49,14 +49,6 @@ class Soup:
         ]
         kept = f"the average of {self.kept}" if self.kept > 1 else "the best alone"
         return f"{', '.join(tried)}; kept {kept}"
-
-
-def recorded_soup(record: dict[str, Any] | None) -> Soup | None:
-    """From what a run recorded: the fields, in JSON."""
-    if record is None:
-        return None
-    lists = {name: tuple(record[name]) for name in ("values", "losses", "members")}
-    return Soup(**{**record, **lists})
 
 
 def spread(lr: float, count: int) -> list[float]:
@@ -103,10 +95,10 @@ def best_soup(
     tried = [best, *measure([replace(best, engram=one) for one in averages])]
     at = best_of(best.measured_by, [one.metrics for one in tried])
     soup = Soup(
-        values=tuple(one.score for one in tried),
-        losses=tuple(float(one.metrics.get("loss", 0.0)) for one in tried),
+        values=[one.score for one in tried],
+        losses=[float(one.metrics.get("loss", 0.0)) for one in tried],
         kept=at + 1,
-        members=tuple(
+        members=[
             {
                 "task": one.engram.spec.name,
                 "content": one.engram.content,
@@ -115,7 +107,7 @@ def best_soup(
                 "seed": one.variant.seed,
             }
             for one in members
-        ),
+        ],
         metric=best.measured_by,
     )
     return soup, tried[at]

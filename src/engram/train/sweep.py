@@ -26,7 +26,7 @@ from engram.train.recipe import Recipe
 from engram.train.recipe_file import settings_of
 from engram.train.result import RunResult
 from engram.train.run import Run
-from engram.train.soup import Soup, best_soup, check_soup, recorded_soup
+from engram.train.soup import Soup, best_soup, check_soup
 from engram.train.trackers import csv_text, run_callbacks
 from engram.train.validation import with_held_out
 from engram.train.variants import Setting, SweepRunner, Trained, Variant, grid_of
@@ -47,7 +47,7 @@ class SweepResult(RunResult):
     @classmethod
     def recorded(cls, engram: Engram, path: Path | None, record: Mapping[str, Any]) -> SweepResult:
         settings = tuple(Setting.recorded(one) for one in record["settings"])
-        best, soup = settings[record["best"]], recorded_soup(record["soup"])
+        best, soup = settings[record["best"]], record["soup"] and Soup(**record["soup"])
         found = {**record, "settings": settings, "best": best, "soup": soup}
         return super().recorded(engram, path, found)
 

@@ -270,7 +270,6 @@ def _read(images: TaughtImages) -> Splits:
 
 
 def _group(name: str, images: Any) -> Sequence[Any]:
-    """The images of one class."""
     if is_one_image(images):
         raise EngramError(f"The class {name!r} has one image and no list; give a list of images.")
     found = list(each_image(images))

@@ -183,7 +183,6 @@ class SweepRunner:
             self.model.detach(self.name)
 
     def train(self, variants: Sequence[Variant], run: Run) -> Finished:
-        """Train all variants."""
         if not self.task.method().shares_pass:
             return self._one_by_one(variants, run)
         return self._in_one_pass(variants, run)
