@@ -1,5 +1,6 @@
 """What every test shares: where the assets are, one thread per worker, the same seeds."""
 
+import gc
 import os
 import random
 import shutil
@@ -11,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.paths import ROOT
+
+# All that is imported and collected stays until the end: looking through it for garbage, again and
+# again, would take seconds. `pytest_collection_finish` turns the collector on.
+gc.disable()
 
 # Before anything imports huggingface_hub, which reads it once: no test waits for a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -85,6 +90,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("system")
         elif not (_is_in(item.path, LONG) or item.get_closest_marker("system")):
             item.add_marker("fast")
+
+
+def pytest_collection_finish() -> None:
+    """From here on there is garbage, and only what tests make is looked through for it."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
