@@ -93,9 +93,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """From here on there is garbage, and only what tests make is looked through for it."""
+    """From here on there is garbage, and only what tests make is looked through for it.
+
+    Less often than usual: an export makes a million objects that stay.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
     gc.enable()
 
 
