@@ -13,10 +13,6 @@ from typing import Any
 
 from tests.support.paths import ROOT
 
-# All that is imported and collected stays until the end: looking through it for garbage, again and
-# again, would take seconds. `pytest_collection_finish` turns the collector on.
-gc.disable()
-
 # Before anything imports huggingface_hub, which reads it once: no test waits for a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -49,6 +45,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Tests kill processes and never the machine: what the disk itself has at that time is not seen, and
 # waiting for it after every write takes minutes in all. tests/util/test_files.py sees the calls.
 os.fsync = lambda handle: None
+
+# All that is collected stays until the end: looking through it for garbage, again and again, would
+# take seconds. `pytest_collection_finish` turns the collector on.
+gc.disable()
 
 
 #: Folders and files whose tests are about the documentation.
