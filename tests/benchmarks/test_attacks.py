@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from tests.support.benches import forked_services
+from tests.support.nursery import Nursery
 
 from benchmarks.attacks import __main__ as attacks
 from benchmarks.attacks import (
@@ -43,8 +45,14 @@ def test_odd_backbones_are_loaded_or_refused() -> None:
     assert (record.tried, record.lost) == (60, [])
 
 
+@pytest.fixture
+def forked(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attacked service does not import torch anew."""
+    monkeypatch.setattr("benchmarks.attacks.service.Service", forked_services(nursery))
+
+
 def test_the_service_survives_pictures_abuses_and_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    forked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record, seen, tally = Record(), Record(), soak.Tally()
     monkeypatch.setattr(soak, "IMAGES", 2)
@@ -65,7 +73,7 @@ def test_the_service_survives_pictures_abuses_and_load(
     assert soak.Tally(**json.loads((tmp_path / "kept.json").read_bytes())).seen == tally.seen
 
 
-def test_the_service_answers_while_connections_are_held() -> None:
+def test_the_service_answers_while_connections_are_held(forked: None) -> None:
     record = connections.run(300)
     assert record.tried > 100
     assert record.lost == []

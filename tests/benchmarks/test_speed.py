@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from tests.support.benches import forked_commands, forked_services
+from tests.support.nursery import Nursery
 
 pytest.importorskip("matplotlib")
 
 from benchmarks.paths import RESULTS, ROOT
-from benchmarks.speed import command, page, plots, processes, scale
+from benchmarks.speed import busy, command, page, plots, processes, scale
 from benchmarks.speed.__main__ import main, measurements, read
 from benchmarks.speed.busy import SERVICE, SOLVING, STEP
 from benchmarks.speed.growth import exponent
@@ -28,6 +33,7 @@ SECTION_TITLES = ("Targets", "Forward", "One training step", "Many variants",
 
 
 STARTED: list[Sequence[str]] = []
+BUSY: list[int] = []
 
 
 def run_here(*arguments: str | Path, cache: Path) -> None:
@@ -36,13 +42,30 @@ def run_here(*arguments: str | Path, cache: Path) -> None:
         assert cli.main([str(one) for one in (*arguments, "--json")]) == 0
 
 
+def pass_here(backbone: str, folder: Path) -> float:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        command.main(backbone, str(folder))
+    return float(printed.getvalue())
+
+
+@contextlib.contextmanager
+def nothing_busy(count: int) -> Iterator[None]:
+    BUSY.append(count)
+    yield
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole run; of its processes that only take time to start, some are left out."""
+def run(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Path:
+    """A whole run; its processes are forks or calls, or left out if they only take time."""
     out = tmp_path_factory.mktemp("speed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "_run", STARTED.append)
+        patch.setattr(processes, "subprocess", forked_commands(nursery))
         patch.setattr(command, "run_engram", run_here)
+        patch.setattr(command, "_plain_pass", pass_here)
+        patch.setattr(busy, "busy_threads", nothing_busy)
+        for module in (busy, processes):
+            patch.setattr(module, "Service", forked_services(nursery))
         assert main(["--plan", "tiny", "--out", str(out)]) == 0
     return out
 
@@ -171,6 +194,15 @@ def test_rows_beside_other_work_have_their_time_alone_and_their_targets(
     lines = page.page(found).splitlines()
     assert any(line.startswith(f"| {STEP} |") and line.endswith("| 1.8 / 2.5 |") for line in lines)
     assert any(line.startswith("| 3 side tasks |") and line.endswith("| 1.60 |") for line in lines)
+
+
+def test_busy_threads_are_processes_that_end(run: Path) -> None:
+    assert set(BUSY) == {0, 1, 2}
+    before = set(psutil.Process().children())
+    with busy.busy_threads(2):
+        started = set(psutil.Process().children()) - before
+        assert len(started) == 2
+    assert not any(process.is_running() for process in started)
 
 
 def test_memory_and_start_are_of_whole_processes(found: dict[str, Any]) -> None:

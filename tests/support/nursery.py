@@ -128,6 +128,7 @@ class Nursery:
         fsize: int = 0,
         nofile: tuple[int, int] | None = None,
         stdout: Path | None = None,
+        stderr: Path | None = None,
         hold: Fact | None = None,
         before: str = "",
         **env: object,
@@ -138,7 +139,7 @@ class Nursery:
         """
         self.count += 1
         out, err, go = (self.folder / f"{self.count}.{name}" for name in ("out", "err", "go"))
-        out = stdout or out
+        out, err = stdout or out, stderr or err
         err.touch()  # whoever waits for what it says may be earlier
         job = {
             "arguments": [str(argument) for argument in arguments],
