@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from tests.support.strategies import scatter
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from engram import MemoryViT, random_backbone
 from engram.export import Export, write
 from engram.export.verify import generated_pixels
 from engram.images.preprocessing import Preprocessing
 from engram.vit.pos_embed import RotaryConfig
+
+# Every export reads the source of five hundred functions to make it: half a second.
+ONNXRegistry.from_torchlib = staticmethod(  # type: ignore[method-assign]
+    cache(ONNXRegistry.from_torchlib)
+)
 
 #: What is optional in a ViT, all of it: options of `new_model`.
 EVERYTHING: dict[str, Any] = {

@@ -6,22 +6,20 @@ import asyncio
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Awaitable, Callable
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
 import pytest
+from tests.support.decoders import work_for
 from tests.support.serving import flat_png, picture
 from tests.support.waiting import FUSE, running, wait_until
 
 from benchmarks.serve.malformed import BOUNDARY, form
 from engram.images.preprocessing import Preprocessing
-from engram.serve.decoding import worker
 from engram.serve.decoding.pool import Decoder, Pool
-from engram.serve.decoding.worker import BodyDecoder, send
+from engram.serve.decoding.worker import send
 from engram.serve.problems import Problem
 from engram.serve.routes.schemas import PredictOptions
 from engram.serve.service_settings import Settings
@@ -235,7 +233,7 @@ def test_a_decoder_does_not_know_the_token(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_decoder_ends_without_its_service(busy: bool) -> None:
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=work_for, args=(theirs, busy), daemon=True)
+    process = context.Process(target=work_for, args=(theirs, FUSE if busy else 0), daemon=True)
     process.start()
     theirs.close()
     if busy:
@@ -244,9 +242,3 @@ def test_a_decoder_ends_without_its_service(busy: bool) -> None:
         ours.close()
     process.join(FUSE)
     assert process.exitcode == (-signal.SIGALRM if busy else 0)
-
-
-def work_for(connection: Connection, busy: bool) -> None:
-    if busy:  # it answers nothing for ever
-        BodyDecoder.answer = lambda *_: time.sleep(FUSE)  # type: ignore[assignment,method-assign]
-    worker.work(connection, 10**9, 1)
