@@ -38,6 +38,11 @@ hypothesis.settings.load_profile("engram")
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
+if not torch.accelerator.is_available():
+    # `torch.manual_seed` keeps the stack as text, in case a GPU is there later: once for each of
+    # three kinds. Tests add thousands of tasks, and each sets the seed.
+    torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
+
 # A suite in the background of a shell ignores Ctrl-C, and so would the processes that tests stop.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
