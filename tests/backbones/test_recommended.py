@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -47,11 +48,24 @@ def test_parameters_and_download_are_those_of_the_architecture(backbone: object)
 def test_the_page_has_the_table() -> None:
     page = (ROOT / "docs" / "backbones.md").read_text(encoding="utf-8")
     for backbone in RECOMMENDED:
+        accuracy = f"{backbone.accuracy:.1f} %" if backbone.accuracy else "not run"
         row = (
             f"| `{backbone.name}` | `{backbone.repo}` | {backbone.parameters / 1e6:.1f} M "
-            f"| about {backbone.download / 1e6:.0f} MB | {backbone.licence} | {backbone.about} |"
+            f"| about {backbone.download / 1e6:.0f} MB | {backbone.licence} | {accuracy} "
+            f"| {backbone.about} |"
         )
         assert row in page
+
+
+def test_the_accuracy_is_what_was_measured() -> None:
+    """Of the folder that a backbone was in when `benchmarks.small` ran."""
+    records = (ROOT / "benchmarks" / "results" / "small.jsonl").read_text(encoding="utf-8")
+    runs = [run for run in map(json.loads, records.splitlines()) if not run["each"]]
+    for name, folder in (("vit-tiny", "timm.safetensors"), ("dinov2-small", "dinov2_small")):
+        backbone = recommended(name)
+        own = [100 * run["test"] for run in runs if run["backbone"] == folder]
+        assert backbone is not None
+        assert backbone.accuracy == pytest.approx(sum(own) / len(own), abs=0.05)
 
 
 def test_a_short_name_is_loaded_as_its_hub_id(
