@@ -71,8 +71,8 @@ def test_fit_tries_regimes_and_lists_them(work: Path, capsys: Output) -> None:
     assert (kept["regime"], kept["parameters"]) == (said["regime"], said["parameters"])
     assert kept["value"] == said["metrics"]["val"]["held_out"]
     assert set(kept) == {
-        "regime", "lr", "parameters", "metric", "value", "how", "epochs", "kept", "tied", "dropped",
-        "own_pass",
+        "regime", "lr", "parameters", "metric", "value", "images", "how", "epochs", "kept", "tied",
+        "dropped", "own_pass",
     }  # fmt: skip
     page = (work / "new.run" / "report.html").read_text()
     assert "Regimes that were tried" in page
