@@ -20,7 +20,8 @@ from engram.train.trainable import train_only
 from engram.train.training import Training
 from engram.train.validation import HeldOut
 
-#: Scouts train for a share of the recipe's epochs, but at most for one of the steps.
+#: Scouts train for a share of the recipe's epochs, but at most for one of the steps: up to the
+#: validation that is nearest to it.
 _SCOUT_EPOCHS, _SCOUT_STEPS = 1 / 6, 1 / 3
 _HOPELESS = 4.0  # times the margin of a tie, below what was solved
 
@@ -102,7 +103,7 @@ class Screening(Training):
             return self._end_round()
         super()._evaluate()
         enough = _SCOUT_EPOCHS * self.recipe.epochs * self.feed.per_epoch
-        enough = min(enough, _SCOUT_STEPS * (self.steps - self.first))
+        enough = min(enough, _SCOUT_STEPS * (self.steps - self.first)) - self.every / 2
         if self.step - self.first >= enough or all(one.done for one in self.learners):
             self._record_scouts()
             self._end_round()
