@@ -258,7 +258,7 @@ def trained(name: str, seed: int) -> dict[str, Record]:
     recipe = shorter_recipe(RECIPE, count)
     every: dict[str, TaskTrainer] = {}
     for start in STARTS:
-        for lr in RATES[Masked.name]:
+        for lr in RATES[Masked.name].first:
             called = f"task{len(every)}"
             model.add(splits.task_spec(called, Masked(cells=5)), seed=seed)
             one = TaskTrainer(model, called, recipe, lr, trial=f"of {called}", fold=seed)
@@ -333,7 +333,7 @@ def _cell(records: Sequence[Record | None], plain: Sequence[Record | None], firs
 
 def _first_record(name: str, seed: int) -> str:
     """Record that is there once the cells of this set and seed were trained."""
-    return record_name("cells", name, "random", RATES[Masked.name][0], seed)
+    return record_name("cells", name, "random", RATES[Masked.name].first[0], seed)
 
 
 def _of_draws(*parts: object) -> list[Record | None]:
@@ -354,7 +354,7 @@ def source_table() -> list[str]:
 def cell_table() -> list[str]:
     rows = []
     for start, title in STARTS.items():
-        for lr in RATES[Masked.name]:
+        for lr in RATES[Masked.name].first:
             cells = [
                 _cell(
                     _of_draws("cells", n, start, lr),

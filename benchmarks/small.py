@@ -177,7 +177,10 @@ class Bench:
 def _at_end(tried: Sequence[Tried]) -> bool | None:
     """Whether the best rate of the scouts is the lowest or highest that there is."""
     trained = [one for one in tried if one.how == "trained" and not one.dropped]
-    return trained[0].lr in (RATES[trained[0].regime][i] for i in (0, -1)) if trained else None
+    if not trained:
+        return None
+    rates = sorted(sum(RATES[trained[0].regime], ()))
+    return trained[0].lr in (rates[0], rates[-1])
 
 
 def _auroc(own: Tensor, others: Tensor) -> float:

@@ -18,12 +18,11 @@ from engram.data.datasets import Splits
 from engram.tasks.kinds import KINDS
 from engram.tasks.task_settings import TaskSettings
 from engram.train import auto as module
-from engram.train.auto import RATES, AutoResult, Portfolio
+from engram.train.auto import RATES, AutoResult, Portfolio, Rates
 from engram.train.run import Run
 from engram.util.processes import ProcessGroup
 
 QUICK = Recipe(steps=20, batch=16, workers=0)
-MIDDLE = {regime: set(rates[1:-1]) for regime, rates in RATES.items()}  # always tried
 
 
 def tried(result: AutoResult, how: str) -> dict[str, int]:
@@ -38,10 +37,11 @@ def trained_rates(result: AutoResult) -> dict[str, set[float]]:
     return {one.regime: {o.lr for o in trained if o.regime == one.regime} for one in trained}
 
 
-def has_middle(rates: dict[str, set[float]], regimes: Iterable[str] = RATES) -> bool:
-    """Whether these regimes, and no others, were trained at all rates but the first and last."""
+def has_first(rates: dict[str, set[float]], regimes: Iterable[str] = RATES) -> bool:
+    """Whether these regimes, and no others, were trained at the rates that are always tried."""
     return set(rates) == set(regimes) and all(
-        MIDDLE[one] <= rates[one] <= set(RATES[one]) for one in regimes
+        set(RATES[one].first) <= rates[one] <= {*RATES[one].first, *RATES[one].further}
+        for one in regimes
     )
 
 
@@ -54,7 +54,7 @@ def test_the_best_is_kept_and_all_that_was_tried_is_listed(
     out, before = tmp_path / "t.safetensors", state(model.backbone)
     result = engram.auto(model, "t", splits, QUICK, out=out, test=True)
     assert sum(computed) == 60  # the backbone ran once for every training image
-    assert has_middle(trained_rates(result))
+    assert has_first(trained_rates(result))
     assert tried(result, "solved") == {"head": 1, "readout": 1}
     (kept,) = (one for one in result.tried if one.kept)
     assert (kept.regime, kept.parameters) == (result.regime, result.parameters)
@@ -129,7 +129,7 @@ def test_the_average_of_two_tasks_is_one_task(
     model: MemoryViT, splits: Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its output is the mean of theirs."""
-    monkeypatch.setattr(module, "RATES", {"side": (0.003,)})
+    monkeypatch.setattr(module, "RATES", {"side": Rates((0.003,))})
     candidates = portfolio(model, splits, calibrate="off")
     candidates.best(Run(None, ProcessGroup()))
     answers = candidates.model.eval()(torch.rand(5, 3, 16, 16))
@@ -143,7 +143,7 @@ def test_the_average_of_two_tasks_is_one_task(
 def test_an_average_is_written_measured_and_attached(
     model: MemoryViT, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "RATES", {"side": (0.003,)})
+    monkeypatch.setattr(module, "RATES", {"side": Rates((0.003,))})
     monkeypatch.setattr(module, "best_of", lambda score, tried: len(tried) - 1)
     out = tmp_path / "t.safetensors"
     result = engram.auto(model, "t", splits, QUICK.but(refit=False), out=out)
@@ -190,7 +190,7 @@ def test_patience_may_run_out_before_one_is_left(
     recipe = QUICK.but(steps=100, patience=1, evaluations=evaluations)
     result = engram.auto(model, "t", splits, recipe)
     assert sum(one.kept for one in result.tried) == 1
-    assert has_middle(trained_rates(result))
+    assert has_first(trained_rates(result))
 
 
 def test_one_validation_image_is_enough(model: MemoryViT, splits: Splits) -> None:
@@ -221,7 +221,7 @@ def test_a_child_is_of_its_parents_kind(
     out = tmp_path / "t.safetensors"
     result = engram.auto(model, "t", splits, QUICK, extends=["parent", "tried-1"], out=out)
     expected = [name for name in RATES if name.startswith(regime)]
-    assert has_middle(trained_rates(result), expected)
+    assert has_first(trained_rates(result), expected)
     assert {one.how for one in result.tried} == {"trained"}
     assert list(model.tasks) == ["parent", "tried-1", "other", "t"]
     assert model.task("t").spec.extends == ("parent", "tried-1")

@@ -69,7 +69,7 @@ def _trained(
         model.add_task("task", data.classes, regime=regime)
         result = fit(model, "task", data, recipe, test=True)
     else:
-        rates = RATES.get(regime, HEAD_RATES)
+        rates = RATES[regime].first if regime in RATES else HEAD_RATES
         recipe = recipe.but(evaluations=EVALUATIONS, patience=PATIENCE)
         result = sweep(model, "task", data, recipe, lrs=rates, regime=regime, test=True)
         lr = result.best.lr

@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -60,12 +60,22 @@ from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 from engram.util.text import duration
 
-#: The regimes that are trained, with the learning rates that are tried; the lowest and the highest
-#: of each only where the rate next to it is the best so far.
-RATES: Mapping[str, tuple[float, ...]] = {
-    Masked.name: (1e-4, 5e-4, 2e-3, 8e-3, 3e-2),
-    MaskedAdapter.name: (1e-4, 5e-4, 2e-3, 8e-3),
-    Side.name: (3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+
+class Rates(NamedTuple):
+    """Learning rates of a regime: those that are always tried, and further ones.
+
+    A further one is tried where the rate next to it is the best so far.
+    """
+
+    first: tuple[float, ...]
+    further: tuple[float, ...] = ()
+
+
+#: The regimes that are trained.
+RATES: Mapping[str, Rates] = {
+    Masked.name: Rates((5e-4, 2e-3, 8e-3), (1e-4, 3e-2)),
+    MaskedAdapter.name: Rates((5e-4, 2e-3), (1e-4, 8e-3, 3e-2)),
+    Side.name: Rates((1e-3, 3e-3, 1e-2), (3e-4, 3e-2)),
 }
 #: Of the recipe's epochs, which are meant for one task; but not fewer steps than `_STEPS`.
 _EPOCHS, _STEPS = 1 / 6, 150
@@ -338,17 +348,16 @@ class Portfolio:
         self.identity += " own-pass" if own_pass else ""
 
     def _trials(self, regime: str) -> list[Trial]:
-        """Trials of a regime at all rates, with their scouts; those at the ends wait."""
-        rates = RATES.get(regime, (0.0,))  # 0: what suits the regime
+        """Trials of a regime at all rates, in their order, with their scouts."""
+        rates = RATES.get(regime, Rates((0.0,)))  # 0: what suits the regime
         if self.recipe.lr or self.recipe.optimizer == "sgd":
-            rates = (self.recipe.lr,)
+            rates = Rates((self.recipe.lr,))
         trials = []
-        for lr in rates:
+        for lr in sorted(rates.first + rates.further):
             trainers = self._trainers(regime, lr=lr)
             scout = TaskTrainer(self.model, self._add(regime), self.recipe, lr)
             scout.fold = None if self.splits.folds is None else 0
-            waits = len(rates) > 2 and lr in (rates[0], rates[-1])
-            trials.append(Trial(trainers, scout, waits))
+            trials.append(Trial(trainers, scout, waits=lr in rates.further))
         return trials
 
     def _trainers(self, regime: str, seen: Seen = PLAIN, lr: float = 0.0) -> list[TaskTrainer]:
