@@ -79,3 +79,12 @@ def test_a_scout_whose_rate_is_too_high_is_not_followed(screen: Screen) -> None:
     assert epochs(training) == [0.0, 10.0]
     with pytest.raises(EngramError, match="use a lower one"):
         screen(("side", 1e30, False), ("side", 1e31, False))
+
+
+def test_scouts_that_diverge_one_after_the_other_are_a_sentence(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One at every validation, until none is left."""
+    monkeypatch.setattr(Screening, "_diverged", lambda self: list(self.learners[:1]))
+    with pytest.raises(EngramError, match="use a lower one"):
+        screen(("side", 0.001, False), ("side", 0.003, False))

@@ -112,7 +112,7 @@ class Screening(Training):
         """Go on without scouts whose rate is too high; whether there are others."""
         diverged = self._diverged()
         others = [one for one in self.learners if one not in diverged]
-        if not (others or self.scouted):
+        if not others and not any(self.scouted.values()):
             self._refuse_divergence()
         if diverged and others:
             losses = [self.losses[self.learners.index(one)] for one in others]

@@ -318,10 +318,11 @@ class Training:
         self._show_validation()
 
     def _refuse_divergence(self) -> None:
-        for one in self._diverged():
+        diverged = self._diverged()
+        if diverged:
             raise EngramError(
-                f"The loss is not finite at step {self.step} with a learning rate of {one.lr:g}; "
-                "use a lower one."
+                f"The loss is not finite at step {self.step} with a learning rate of "
+                f"{diverged[0].lr:g}; use a lower one."
             )
 
     def _diverged(self) -> list[TaskTrainer]:
