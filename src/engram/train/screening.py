@@ -70,7 +70,8 @@ class Screening(Training):
     def prepare(self, transform: Transform | None = None) -> None:
         super().prepare(transform)
         for trainer in self._everyone().values():
-            trainer.prepare(self.splits["train"].labels)
+            if trainer not in self.learners:
+                trainer.prepare(self.splits["train"].labels)
 
     def _everyone(self) -> dict[str, TaskTrainer]:
         """Scouts and trainers of all trials, by name."""
