@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.paper.formatting import accuracy_cell, macs_cell, parameters_cell
+from benchmarks.paper.formatting import accuracy_cell, macs_cell, mean_cell, parameters_cell
 from benchmarks.paper.queue import (
+    DINOV2_SETS,
     OTHERS,
     UNCHANGED,
+    dinov2_runs,
+    dinov2_setting,
     jobs_for,
     large_runs,
     other_setting,
@@ -22,8 +25,13 @@ from benchmarks.paper.queue import (
     unchanged_setting,
 )
 from benchmarks.paper.runs import concatenation, costs, datasets, extension
-from benchmarks.paper.runs.datasets import FIRST, SETS
-from benchmarks.paper.runs.from_cache import GROUPS, cached_runs, cached_setting
+from benchmarks.paper.runs.datasets import FIRST, MORE_SETS, SETS
+from benchmarks.paper.runs.from_cache import (
+    BASE_SETS,
+    GROUPS,
+    cached_runs,
+    cached_setting,
+)
 from benchmarks.paper.runs.settings import SEEDS, Setting
 from benchmarks.paper.worker import Job
 from benchmarks.report import markdown_table
@@ -220,10 +228,36 @@ def large_jobs() -> list[Job]:
 def large() -> list[str]:
     rows = []
     for label, setting in LARGE_ROWS:
-        first = setting("pets")
-        cost = "" if first.regime == "auto" else macs_cell(first, datasets.shape())
-        rows.append([label, *(accuracy_cell(setting(name)) for name in SETS), cost])
-    return markdown_table(("", *SETS, "extra MACs, relative to the backbone's pass"), rows)
+        settings = [setting(name) for name in (*SETS, *MORE_SETS)]
+        cost = "" if settings[0].regime == "auto" else macs_cell(settings[0], datasets.shape())
+        rows.append([label, *map(accuracy_cell, settings), mean_cell(settings), cost])
+    head = ("", *SETS, *MORE_SETS, "mean", "extra MACs, relative to the backbone's pass")
+    return markdown_table(head, rows)
+
+
+def dinov2() -> list[str]:
+    rows = []
+    for regime, label in (
+        ("auto", "**auto**"),
+        ("lora", "*LoRA, rank 8*"),
+        ("full", "*full tuning*"),
+    ):
+        settings = [dinov2_setting(name, regime) for name in DINOV2_SETS]
+        rows.append([label, *map(accuracy_cell, settings), mean_cell(settings)])
+    return markdown_table(("", *DINOV2_SETS, "mean"), rows)
+
+
+def base_jobs() -> list[Job]:
+    """One seed."""
+    return [cached_runs(name, "base", 0) for name in BASE_SETS]
+
+
+def base() -> list[str]:
+    rows = [
+        [label, *(accuracy_cell(cached_setting(name, "base", **row)) for name in BASE_SETS)]
+        for (label, _), row in zip(MASKED_ROWS[:6], GROUPS["base"][2], strict=True)
+    ]
+    return markdown_table(("", *BASE_SETS), rows)
 
 
 GAP_SETS = ("fashion", "pets")
@@ -340,6 +374,12 @@ EXPERIMENTS = {
         "auto and its regimes beside LoRA, full tuning, memory and adapters, at 224 pixels",
         large_jobs,
         large,
+    ),
+    "dinov2": Experiment(
+        "auto beside LoRA and full tuning with a DINOv2-small, at 224 pixels", dinov2_runs, dinov2
+    ),
+    "base": Experiment(
+        "masked with 0 to 20 cells on a ViT-B/16 of CLIP, at 224 pixels", base_jobs, base
     ),
     "table2": by_dataset(
         "full, head, head + class, and 1 to 20 cells that every token reads",

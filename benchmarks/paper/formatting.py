@@ -33,6 +33,12 @@ def accuracy_cell(setting: Setting) -> str:
     return mean_and_spread(values) + seeds
 
 
+def mean_cell(settings: Sequence[Setting]) -> str:
+    """The mean over settings, where all of them were run."""
+    means = [statistics.fmean(values) for values in map(accuracies, settings) if values]
+    return f"{100 * statistics.fmean(means):.1f}" if len(means) == len(settings) else ""
+
+
 def parameters_cell(setting: Setting) -> str:
     """The number of parameters that the task trains, without its head."""
     found = [record["parameters"] for record in run_records(setting)]

@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.paper.runs import auto, concatenation, extension
 from benchmarks.paper.runs.auto import UnchangedRun
-from benchmarks.paper.runs.datasets import FIRST, SETS
-from benchmarks.paper.runs.from_cache import CachedRuns, cached_runs
+from benchmarks.paper.runs.datasets import DINOV2, FIRST, MORE_SETS, SETS
+from benchmarks.paper.runs.from_cache import BASE_SETS, CachedRuns, cached_runs
 from benchmarks.paper.runs.lora import LoraRun
 from benchmarks.paper.runs.settings import SEEDS, Setting
 from benchmarks.paper.runs.through_backbone import BackboneRun
@@ -45,7 +45,7 @@ def backbone_runs(dataset: str, seed: int, rows: Sequence[dict[str, Any]]) -> li
 #: At 224 pixels: what leaves the backbone unchanged, what does not, and whose rate a set takes.
 UNCHANGED = ("auto", "head", "readout", "masked", "masked+adapter", "side")
 OTHERS = ("lora", "full", "memory", "adapter")
-RATE_OF = {"flowers": "pets", "fashion": "cifar10"}
+RATE_OF = {"flowers": "pets", "fashion": "cifar10", **dict.fromkeys(MORE_SETS, "pets")}
 
 
 def unchanged_setting(dataset: str, regime: str) -> Setting:
@@ -69,7 +69,7 @@ def large_setting(dataset: str, regime: str, **row: Any) -> Setting:
 
 def large_runs(seed: int) -> list[Job]:
     """Auto, then training through the backbone, then every regime; sets that choose rates first."""
-    order = ("pets", "flowers", "cifar10", "fashion")
+    order = ("pets", "flowers", "cifar10", "fashion", *MORE_SETS)
     unchanged: list[Job] = [
         UnchangedRun(unchanged_setting(dataset, regime), seed)
         for regime in UNCHANGED
@@ -83,6 +83,25 @@ def large_runs(seed: int) -> list[Job]:
             run = LoraRun if regime == "lora" else BackboneRun
             others.append(run(other_setting(dataset, regime), seed, like))
     return [*unchanged[: len(order)], *others, *unchanged[len(order) :]]
+
+
+DINOV2_SETS = ("textures", "waste", "bloodcells")  # the first one chooses the rates
+
+
+def dinov2_setting(dataset: str, regime: str) -> Setting:
+    setting = unchanged_setting if regime in UNCHANGED else other_setting
+    return replace(setting(dataset, regime), backbone=DINOV2)
+
+
+def dinov2_runs() -> list[Job]:
+    """One seed of auto, LoRA and full tuning with a DINOv2-small, which has to be there."""
+    first = DINOV2_SETS[0]
+    jobs: list[Job] = [UnchangedRun(dinov2_setting(name, "auto"), 0) for name in DINOV2_SETS]
+    for regime, run in (("lora", LoraRun), ("full", BackboneRun)):
+        for name in DINOV2_SETS:
+            like = None if name == first else dinov2_setting(first, regime)
+            jobs.append(run(dinov2_setting(name, regime), 0, like))
+    return jobs
 
 
 def all_jobs() -> list[Job]:
@@ -121,6 +140,7 @@ def all_jobs() -> list[Job]:
             jobs += backbone_runs(name, seed, MAIN + MANY_CELLS + MORE)
     jobs += [job for seed in SEEDS for job in large_runs(seed)]
     jobs += [UnchangedRun(small_auto(name), seed) for seed in SEEDS for name in SETS]
+    jobs += [*dinov2_runs(), *(cached_runs(name, "base", 0) for name in BASE_SETS)]
     return list(dict.fromkeys(jobs))
 
 

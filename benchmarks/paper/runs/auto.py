@@ -43,7 +43,7 @@ class UnchangedRun:
         began = time.process_time()
         data = datasets.splits(setting.set, setting.pixels, setting.images)
         recipe = setting.recipe(0.0, self.seed).but(evaluations=Recipe().evaluations)
-        result, lr, about = _trained(setting.regime, data, recipe, setting.pixels)
+        result, lr, about = _trained(setting, data, recipe)
         record = {
             **asdict(setting),
             **scores(lr, self.seed, result.metrics["val"], result.metrics["test"], about["size"]),
@@ -55,11 +55,9 @@ class UnchangedRun:
         say(f"{result.regime} lr {lr:g} val {record['val']:.4f} test {record['test']:.4f}")
 
 
-def _trained(
-    regime: str, data: Splits, recipe: Recipe, pixels: int
-) -> tuple[Any, float, dict[str, Any]]:
+def _trained(setting: Setting, data: Splits, recipe: Recipe) -> tuple[Any, float, dict[str, Any]]:
     """The result of the best of a regime, its learning rate, and what else is recorded."""
-    model = MemoryViT(datasets.backbone(pixels))
+    model, regime = MemoryViT(setting.load_backbone()), setting.regime
     about: dict[str, Any] = {}
     lr = 0.0
     if regime == "auto":

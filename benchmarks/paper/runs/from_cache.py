@@ -106,7 +106,7 @@ class TrainedVariants:
         # a random crop needs the photograph
         raw = first.views > 0 and first.set in datasets.PHOTOGRAPHS
         self.splits = datasets.splits(first.set, first.pixels, first.images, raw)
-        self.model = MemoryViT(datasets.backbone(first.pixels, raw))
+        self.model = MemoryViT(first.load_backbone(raw))
         self.recipe = first.recipe(first_rate, seed)
         self.seed, self.team = seed, ProcessGroup()
         self.names = {variant: f"v{i}" for i, variant in enumerate(variants)}
@@ -221,6 +221,10 @@ VIEWS: tuple[dict[str, Any], ...] = (
 )
 CROPS: tuple[dict[str, Any], ...] = tuple({**row, "augment": "inception"} for row in VIEWS)
 
+#: On a ViT-B/16 of CLIP, restored from int8.
+BASE: tuple[dict[str, Any], ...] = tuple({**row, "backbone": datasets.CLIP} for row in CORE[:6])
+BASE_SETS = ("textures", "pets", "flowers")
+
 #: Pixels, training images and rows of each group.
 GROUPS: Mapping[str, tuple[int, int, Sequence[dict[str, Any]]]] = {
     "rows": (112, 1_000, CORE),
@@ -231,6 +235,7 @@ GROUPS: Mapping[str, tuple[int, int, Sequence[dict[str, Any]]]] = {
     "crops": (112, 1_000, CROPS),
     "large": (224, 4_000, CORE),
     "large views": (224, 4_000, VIEWS[:2]),
+    "base": (224, 1_000, BASE),
 }
 
 

@@ -1,4 +1,4 @@
-"""LoRA of rank 8 by PEFT, on transformers' own ViT with the same weights, images and schedule."""
+"""LoRA of rank 8 by PEFT, on transformers' own ViT with the same weights, images, schedule."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ from benchmarks.paper.runs.through_backbone import BackboneRun, about_run
 from benchmarks.paths import ASSETS
 from engram.data.datasets import Dataset, Splits
 from engram.data.loader import Loader
-from engram.images.preprocessing import normalise
+from engram.images.preprocessing import Preprocessing, normalise
 from engram.tasks.metrics import classification_metrics
 from engram.train.recipe import Recipe
 
-FOLDER = ASSETS / "weights" / "vit_tiny_patch16_224" / "transformers"
+#: Folders of transformers.
+FOLDERS = {
+    **datasets.WEIGHTS,
+    datasets.VIT_TI: ASSETS / "weights" / "vit_tiny_patch16_224" / "transformers",
+}
 RANK = 8
 
 
@@ -70,12 +74,16 @@ class LoraRun(BackboneRun):
     def _data(self) -> Splits:
         return datasets.splits(self.setting.set, self.setting.pixels, self.setting.images)
 
+    @property
+    def _preprocessing(self) -> Preprocessing:
+        return datasets.squashed(self.setting.pixels, self.setting.backbone)
+
     def _model(self, classes: int) -> Any:
-        from transformers import ViTForImageClassification
+        from transformers import AutoModelForImageClassification
 
         torch.manual_seed(self.seed)
-        model = ViTForImageClassification.from_pretrained(
-            FOLDER, num_labels=classes, ignore_mismatched_sizes=True
+        model = AutoModelForImageClassification.from_pretrained(
+            FOLDERS[self.setting.backbone], num_labels=classes, ignore_mismatched_sizes=True
         )
         peft = importlib.import_module("peft")
         config = peft.LoraConfig(
@@ -86,12 +94,12 @@ class LoraRun(BackboneRun):
 
     def _loader(self, dataset: Dataset, mode: str, recipe: Recipe) -> Loader:
         return Loader(
-            dataset, datasets.squashed(self.setting.pixels), self.setting.batch,
+            dataset, self._preprocessing, self.setting.batch,
             mode=mode, augment="none", seed=recipe.data_seed,
         )  # fmt: skip
 
     def _logits(self, model: Any, images: Tensor) -> Tensor:
-        pixels = normalise(images, datasets.squashed(self.setting.pixels))
+        pixels = normalise(images, self._preprocessing)
         half = self.setting.precision == "bf16"
         with torch.autocast("cpu", torch.bfloat16, half):
             logits: Tensor = model(pixel_values=pixels).logits

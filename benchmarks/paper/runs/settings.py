@@ -14,6 +14,7 @@ from benchmarks.paper.runs import datasets
 from engram.methods import METHODS, Method, create_method
 from engram.model import MemoryViT
 from engram.train.recipe import Recipe
+from engram.vit.vit import ViT
 
 EPOCHS, BATCH = 10, 32  # of training through the backbone
 SEEDS = (0, 1, 2)
@@ -38,6 +39,7 @@ class Setting:
     views: int = 0  # augmented views in the cache
     augment: str = "auto"  # augmentation of the views; auto: the dataset's own
     precision: str = "fp32"  # of the passes in training
+    backbone: str = datasets.VIT_TI
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cells", self.cells if self.has("cells") else 0)
@@ -71,6 +73,7 @@ class Setting:
         words += [f"v{self.views}"] if self.views else []
         words += [] if self.augment == "auto" else [self.augment]
         words += [] if self.precision == "fp32" else [self.precision]
+        words += [] if self.backbone == datasets.VIT_TI else [self.backbone]
         return "-".join([*words, f"e{self.epochs}", f"b{self.batch}"])
 
     def run_name(self, seed: int) -> str:
@@ -90,6 +93,9 @@ class Setting:
         return slug.replace(f"-{setting.images}-", " px, ", 1).replace("-", " ")
 
     # Training
+
+    def load_backbone(self, raw: bool = False) -> ViT:
+        return datasets.backbone(self.pixels, raw, self.backbone)
 
     def add_to(self, model: MemoryViT, name: str, seed: int) -> int:
         """Add the untrained task, and return the number of its parameters without the head."""

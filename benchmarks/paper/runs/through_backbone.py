@@ -110,7 +110,7 @@ class BackboneRun:
         """A trained model, and what is known of it before the test."""
         began = time.process_time()
         setting = self.setting
-        model = MemoryViT(datasets.backbone(setting.pixels))
+        model = MemoryViT(setting.load_backbone())
         parameters = setting.add_to(model, "task", self.seed)
         data = datasets.splits(setting.set, setting.pixels, setting.images)
         val = fit(model, "task", data, setting.recipe(lr, self.seed)).metrics["val"]
@@ -120,7 +120,7 @@ class BackboneRun:
         model.save("task", path)
 
     def load(self, path: Path) -> Any:
-        model = MemoryViT(datasets.backbone(self.setting.pixels))
+        model = MemoryViT(self.setting.load_backbone())
         model.attach(path)
         return model
 
