@@ -28,7 +28,7 @@ from benchmarks.peers import (
     training_steps,
 )
 from benchmarks.speed.busy import measure_busy
-from benchmarks.speed.command import measure_command
+from benchmarks.speed.command import measure_command, measure_folds
 from benchmarks.speed.growth import growth
 from benchmarks.speed.plan import Plan, backbone_of
 from benchmarks.speed.processes import measure_memory, measure_start
@@ -283,6 +283,7 @@ SECTIONS: dict[str, Callable[[Plan, Say], Document]] = {
     "growth": growth,
     "decoding": measure_decoding,
     "command": measure_command,
+    "folds": measure_folds,
     "busy": measure_busy,
     "memory": measure_memory,
     "start": measure_start,

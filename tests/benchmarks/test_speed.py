@@ -28,7 +28,7 @@ from engram.cli import main as cli
 from engram.experiments.bench import PLAIN
 
 SECTION_TITLES = ("Targets", "Forward", "One training step", "Many variants",
-                  "Side network and readouts", "The whole command", "Beside other work",
+                  "Side network and readouts", "The whole command", "Folds", "Beside other work",
                   "Memory of whole commands", "Start", "Growth")  # fmt: skip
 
 
@@ -160,16 +160,24 @@ def test_side_patches_readouts_and_the_command_have_targets(found: dict[str, Any
     assert any("--regime auto" in line and line.endswith("| **missed** |") for line in lines)
 
 
+def test_folds_are_measured_beside_one_share(found: dict[str, Any]) -> None:
+    one, mean = found["folds"]["rows"]
+    assert (one["what"], one["batch"], mean["what"]) == ("five folds, noise", 20, command.IN_FOLDS)
+    assert one["ratio"] == mean["ratio"] > 0
+    assert "| five folds, noise | 20 |" in page.page(found)
+
+
 def test_side_and_the_command_can_be_measured_later(found: dict[str, Any]) -> None:
     assert [row["what"] for row in found["command"]["rows"]] == [
         PLAIN, "engram fit, masked", "engram fit, auto",
     ]  # fmt: skip
     later = ("busy", "memory", "start")
-    for section in ("command", "side", "route", *later):
+    for section in ("command", "folds", "side", "route", *later):
         del found[section]
     text = page.page(found)
     assert all(f"Not measured yet (`--only {section}`)." in text for section in later)
-    assert "Not measured yet: it needs the assets folder (`--only command`)." in text
+    for section in ("command", "folds"):
+        assert f"Not measured yet: it needs the assets folder (`--only {section}`)." in text
     assert "Not measured yet (`--only side`)." in text
     assert "Not measured yet (`--only route`)." in text
 
