@@ -43,7 +43,7 @@ def backbone_runs(dataset: str, seed: int, rows: Sequence[dict[str, Any]]) -> li
 
 
 #: At 224 pixels: what leaves the backbone unchanged, what does not, and whose rate a set takes.
-UNCHANGED = ("auto", "head", "readout", "masked", "masked+adapter", "side")
+UNCHANGED = ("auto", "head", "readout", "masked", "masked+adapter", "side", "pooling")
 OTHERS = ("lora", "full", "memory", "adapter")
 RATE_OF = {"flowers": "pets", "fashion": "cifar10", **dict.fromkeys(MORE_SETS, "pets")}
 

@@ -38,18 +38,10 @@ def is_mask(snapshot: Snapshot, name: str) -> bool:
     return task_name(name) == name and snapshot.model.task(name).kind.per_pixel
 
 
-def vector_size(snapshot: Snapshot, name: str) -> int:
-    """Numbers in the vector of a task, or of base."""
-    model = snapshot.model
-    if name == "base":
-        return int(model.backbone.config.width)
-    return int(model.task(name).head.weight.shape[-1])
-
-
 def kept_values(snapshot: Snapshot, names: Iterable[str], embeds: bool = False) -> int:
     """Values that are kept of one image until it is answered."""
     if embeds:
-        return sum(vector_size(snapshot, name) for name in names)
+        return sum(snapshot.model.task(name).head.vector_size for name in names)
     return sum(math.prod(output_shape(snapshot, name)) for name in names)
 
 

@@ -42,6 +42,11 @@ class TaskHead(nn.Linear):
         """Fitted buffers: found in the data instead of trained, by name, (classes) each."""
         return {name: getattr(self, name) for name in self._fitted}
 
+    @property
+    def vector_size(self) -> int:
+        """Numbers of an embedding."""
+        return self.weight.shape[-1]
+
     def forward(self, x: Tensor) -> Tensor:
         return self.finish(super().forward(self.hide(x)))
 
@@ -145,6 +150,11 @@ class BackboneHead(nn.Module):
         super().__init__()
         self.fitted: Fitted = {}
         self._backbone = (backbone,)  # in a tuple: its parameters are the model's, not a task's
+
+    @property
+    def vector_size(self) -> int:
+        """Numbers of an embedding."""
+        return self._backbone[0].config.width
 
     def read(self, inputs: HeadInput) -> Tensor:
         head = self._backbone[0].head

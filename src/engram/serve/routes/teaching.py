@@ -9,7 +9,6 @@ from torch import Tensor
 
 from engram.methods import Base, Head
 from engram.serve.catalogue import Catalogue, Snapshot
-from engram.serve.outputs import vector_size
 from engram.serve.routes.request_pipeline import RequestPipeline
 from engram.serve.routes.schemas import (
     MAX_VECTORS,
@@ -52,7 +51,7 @@ def teach_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Tokens
         def solve(options: TeachOptions, vectors: Tensor) -> bytes:
             return taught_engram(snapshot, options, vectors)
 
-        return pipeline.teach(request, vector_size(snapshot, Base.name), solve)
+        return pipeline.teach(request, snapshot.model.task(Base.name).head.vector_size, solve)
 
     return router
 
