@@ -31,7 +31,7 @@ from engram import load_backbone
 from engram.data.datasets import load
 
 data = load({data!r}).with_validation(0.2)
-datasets.backbone = lambda pixels, raw=False: load_backbone({backbone!r})
+datasets.backbone = lambda *_: load_backbone({backbone!r})
 datasets.splits = lambda *_: data
 
 from benchmarks.paper import worker
@@ -133,7 +133,7 @@ def test_it_lists_runs_and_prints_tables(capsys: pytest.CaptureFixture[str]) -> 
     assert "\n".join(page.TABLES["table2"]()) in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         main(["table9"])
-    assert "there is no 'table9'; choose from large, table2" in capsys.readouterr().err
+    assert "there is no 'table9'; choose from large, dinov2" in capsys.readouterr().err
 
 
 # Records
