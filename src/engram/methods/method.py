@@ -244,8 +244,6 @@ class Method(ABC):
     #: Whether tasks can extend others of the same family.
     extendable: ClassVar[bool] = False
     needs: ClassVar[Needs] = Needs.POOLED
-    #: Settings that files leave out where they are 0, because older files have none.
-    left_out_at_zero: ClassVar[frozenset[str]] = frozenset()
     #: Parameters that files hold in half precision; they have to be rounded in memory as well.
     half: ClassVar[frozenset[str]] = frozenset()
     #: Learning rates that suit it, by optimiser.
@@ -269,13 +267,8 @@ class Method(ABC):
         return False
 
     def settings(self) -> dict[str, Any]:
-        """The settings by name, as a file holds them: without those that are `left_out_at_zero`."""
-        found = {name: getattr(self, name) for name in self.setting_names()}
-        return {
-            name: value
-            for name, value in found.items()
-            if value or name not in self.left_out_at_zero
-        }
+        """The settings by name, as a file holds them."""
+        return {name: getattr(self, name) for name in self.setting_names()}
 
     def fitted(self, task: TaskShape) -> Method:
         """The method with every setting filled in that depends on the task."""

@@ -195,7 +195,6 @@ class Readout(SharedPassMethod):
         flag=False,
     )
     half: ClassVar[frozenset[str]] = frozenset({"projection"})
-    left_out_at_zero: ClassVar[frozenset[str]] = frozenset({"projected"})
 
     @property
     def reads_grid(self) -> bool:

@@ -154,7 +154,6 @@ class SideReadout(Side):
     grid: bool = shared_setting("grid", Readout)
     projected: int = shared_setting("projected", Readout)
     half: ClassVar[frozenset[str]] = Readout.half
-    left_out_at_zero: ClassVar[frozenset[str]] = Readout.left_out_at_zero
 
     @property
     def reads_grid(self) -> bool:
