@@ -1,4 +1,4 @@
-"""From the tensors and the configuration of another library to a backbone.
+"""Build a backbone from the tensors and the configuration of another library.
 
 Files (load.py) and models in memory (in_memory.py) go the same way: the tensors get our names
 (layouts.py), their shapes show almost all of the architecture, and the configuration adds the rest

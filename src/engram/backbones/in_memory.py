@@ -162,7 +162,7 @@ def _as_dict(settings: Any, what: str, model: nn.Module) -> dict[str, Any]:
 
 
 def _timm_source(cfg: Mapping[str, Any]) -> str:
-    """Where the weights of a timm model come from: a Hub id, a model's name, or nothing."""
+    """Source of a timm model's weights: a Hub id, a model's name, or nothing."""
     model = ".".join(str(cfg[key]) for key in ("architecture", "tag") if cfg.get(key))
     hub_id = str(cfg.get("hf_hub_id") or "")
     return (hub_id + model if hub_id.endswith("/") else hub_id) or model

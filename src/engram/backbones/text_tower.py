@@ -75,7 +75,7 @@ class TextTower:
 
 @contextmanager
 def _no_bars(logging: Any) -> Iterator[None]:
-    """Without the progress bars of transformers."""
+    """Turn off the progress bars of transformers."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

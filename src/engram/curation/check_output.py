@@ -137,7 +137,7 @@ def summary(check: Check) -> Iterator[tuple[str, str]]:
 
 
 def leak_words(check: Check) -> str:
-    """How many images of which split are in another one, too."""
+    """Say how many images of which split are in another one, too."""
     found = []
     for split in check.splits.datasets:
         own = [one for one in check.leaks if one.sample[0].split == split]

@@ -63,7 +63,7 @@ class Comparison:
         return ", ".join(f"{name} {before:.1%} → {now:.1%}" for name, before, now in rows)
 
     def shares(self) -> list[tuple[str, float, float]]:
-        """Of every class, its share of the images before and now."""
+        """Share of each class among the images, before and now."""
         pairs = zip((self.reference, self.new), self.images, strict=True)
         before, now = (counts / images for counts, images in pairs)
         return [(name, float(before[i]), float(now[i])) for i, name in enumerate(self.classes)]

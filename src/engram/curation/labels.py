@@ -29,7 +29,7 @@ class Suspect(NamedTuple):
 
 
 def label_odds(logits: Tensor, labels: Tensor) -> Tensor:
-    """How many times likelier the likeliest class is than the label (images): 1 and more."""
+    """Odds (images) of the likeliest class against the label: 1 and more."""
     logits = logits.double()
     return (logits.amax(1) - logits.gather(1, labels[:, None])[:, 0]).exp()
 
@@ -49,7 +49,7 @@ def suspected_labels(logits: Tensor, labels: Tensor, least: float = SUSPECTED) -
 
 
 def wrong_labels(answers: Answers | None) -> int:
-    """How many labels of held-out images look wrong, if they are enough to be worth saying."""
+    """Number of labels of held-out images that look wrong, if it is worth saying."""
     if answers is None or answers.dataset.kind != "classification" or not len(answers.labels):
         return 0
     found = len(suspected_labels(answers.logits, answers.labels, WRONG))

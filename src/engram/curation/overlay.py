@@ -40,7 +40,7 @@ def small_grey(image: Image.Image) -> Grey:
 
 
 def overlays(greys: Mapping[int, Grey], pairs: Iterable[tuple[int, int]]) -> list[float]:
-    """For each pair of pictures, the highest correlation of one with a crop of the other.
+    """Highest correlation of one picture of each pair with a crop of the other.
 
     The whole picture is a crop, too, and each may be mirrored.
     """

@@ -1,4 +1,4 @@
-"""Where labelled images come from: folders, tables, arrays, masks, the Hub.
+"""Sources of labelled images: folders, tables, arrays, masks, the Hub.
 
 Everything from `store` upwards may import it. Start in `datasets.py`: `load` chooses a reader
 (`folders`, `tables`, `arrays`, `presets`, `python_data`) and returns `Splits` of a `Dataset` each;

@@ -95,7 +95,7 @@ class Dataset:
         return hashlib.sha256(image).hexdigest()
 
     def subset(self, samples: Sequence[int] | Integers, split: str | None = None) -> Dataset:
-        """Only these samples, in this order. No image is copied."""
+        """A dataset of these samples only, in this order. No image is copied."""
         chosen = np.asarray(samples, dtype=np.int64)
         labels, order = self.labels[chosen], self.order[chosen]
         groups = None if self.groups is None else self.groups[chosen]

@@ -82,7 +82,7 @@ class Folds:
 
 
 def make_folds(train: Dataset, count: int, share: float | None, seed: int) -> Folds:
-    """So many folds, or one with a share; `Splits.with_folds` says more."""
+    """Make so many folds, or one with a share; `Splits.with_folds` says more."""
     if count == 1:
         val = split_validation(train, share or 0.1, seed)[1]
         parts, dealt = 1, np.where(np.isin(train.order, val.order), 0, NONE)

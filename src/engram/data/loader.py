@@ -41,7 +41,7 @@ def shuffled(count: int, seed: int, epoch: int) -> Integers:
 
 
 def balanced(labels: Integers, seed: int, epoch: int) -> Integers:
-    """As many samples as there are, every class equally often, in random order.
+    """Draw as many samples as there are, every class equally often, in random order.
 
     The samples of a class are all taken before one is repeated. Where the classes do not divide
     the number, chance decides which get one more.

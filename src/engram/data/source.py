@@ -133,7 +133,7 @@ class FoundData:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """At most so many of the numbers below `count`, from the first to the last."""
+    """Pick at most so many of the numbers below `count`, evenly from the first to the last."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
 
 

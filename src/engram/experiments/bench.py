@@ -290,7 +290,7 @@ def cached_step(
 
 
 def _engram_step(workload: Workload, batch: int, through_backbone: bool = False) -> Step:
-    """With `through_backbone`, autograd keeps the activations as if nothing were frozen."""
+    """One training step; `through_backbone` keeps the activations as if nothing were frozen."""
     model, pixels = workload.model(1), workload.pixels(batch).requires_grad_(through_backbone)
     task = model.task("task0")
 

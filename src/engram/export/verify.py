@@ -30,7 +30,7 @@ Forward = Callable[[Tensor], Mapping[str, Tensor]]  # normalised pixels to outpu
 
 @dataclass(frozen=True)
 class Difference:
-    """How an output of an exported file differs from the model's on the same images."""
+    """Difference of an exported file's output from the model's on the same images."""
 
     largest: float  # largest absolute difference
     relative: float  # norm of the difference over norm of the model's output
@@ -84,7 +84,7 @@ def compare(
 def verified(
     forward: Forward, pixels: Tensor, expected: Mapping[str, Tensor], precision: str, end: str
 ) -> dict[str, Difference]:
-    """How outputs differ from those expected; too much is an EngramError with this `end`."""
+    """Differences of outputs from those expected; too much is an EngramError with this `end`."""
     differences = compare(forward, pixels, expected)
     for name, found in differences.items():
         task, _, familiarity = name.partition(":")

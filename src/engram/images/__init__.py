@@ -1,4 +1,4 @@
-"""From image files to pixels: decode safely, crop and resize, normalise, read masks.
+"""Image files become pixels: decode safely, crop and resize, normalise, read masks.
 
 Every folder above may import it; it does not know about models. Start in `decode.py` (what can be
 wrong with a file) and `views.py` (what the ViT sees of an image). Users import the names below

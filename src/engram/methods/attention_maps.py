@@ -52,7 +52,7 @@ class AttentionMaps:
         layers: Sequence[tuple[Tensor, Tensor, Tensor]],
         pooled: bool = False,
     ) -> AttentionMaps:
-        """From every layer's weights and contributions (b, patches) and shares (b, sources)."""
+        """Create from weights, contributions (b, patches) and shares (b, sources) of all layers."""
         weights, contribution, shares = (
             backbone.to_fp32(torch.stack(part, 1)) for part in zip(*layers, strict=True)
         )

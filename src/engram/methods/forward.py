@@ -130,7 +130,7 @@ class FastPass:
     layer_hook: LayerHook | None = None
 
     def run(self, vit: ViT, x: Tensor, keep: int) -> tuple[Tensor, Tensor]:
-        """From embedded tokens to the last ones: the backbone's first `keep`, and the streams'."""
+        """Run all layers: the backbone's first `keep` last tokens, and the streams'."""
         x = torch.cat([x, self.streams.start(x.shape[0])], dim=1)
         for layer, block in enumerate(vit.layers):
             x = self.layer(layer, block, x, keep if layer + 1 == len(vit.layers) else self.n)

@@ -299,7 +299,7 @@ def _by_row(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _weigh(backbone: Tensor, memory: Tensor, missing: Tensor | None) -> Tensor:
-    """From scores of the backbone (b, h, s, n) and the memory (b, h, s, a + m) to weights."""
+    """Softmax over scores of the backbone (b, h, s, n) and the memory (b, h, s, a + m)."""
     if missing is not None:
         memory = memory.masked_fill(missing, -torch.inf)
     return torch.cat([backbone, memory], dim=-1).softmax(-1)
@@ -334,7 +334,7 @@ def spans(lengths: Sequence[int]) -> list[range]:
 def _table(
     reads: Sequence[Sequence[int]], spans: Sequence[range], lengths: Sequence[int]
 ) -> tuple[list[list[int]], list[list[bool]]]:
-    """For every class token, the rows it reads, padded, and where it is padded.
+    """The rows that each class token reads, padded, and where it is padded.
 
     Padding repeats a row that it reads, or points behind all rows if there is none: never at a
     row of others, which would reach it (0 * NaN = NaN) if their task diverged. No tensor decides a

@@ -115,7 +115,7 @@ class LayerStatistics:
 
     @classmethod
     def from_layers(cls, layers: Sequence[Tensor], backbone: ViT, grid: Tensor) -> LayerStatistics:
-        """Of the normed tokens (b, n, D) of every layer, and the final ones."""
+        """Statistics of the normed tokens (b, n, D) of every layer, and the final ones."""
         statistics = cls(backbone, grid)
         for index, tokens in enumerate(layers):
             statistics.layer(index, tokens)
@@ -123,7 +123,7 @@ class LayerStatistics:
 
     @classmethod
     def from_rows(cls, rows: Tensor, backbone: ViT) -> LayerStatistics:
-        """From all statistics and grids (b, features), as `last` gives them."""
+        """Create from all statistics and grids (b, features), as `last` gives them."""
         statistics = cls(backbone, None)
         steps = backbone.config.depth + 1
         per_layer = statistics_per_layer(backbone.config.class_token)
@@ -300,7 +300,7 @@ class Projections:
         }
 
     def __call__(self, statistics: LayerStatistics) -> dict[str, Tensor]:
-        """By task: (b, features)."""
+        """Features (b, features) by task."""
         found = {n: statistics.last(one.layers, one.grid) for n, one in self._plain.items()}
         for (layers, grid), (names, sizes, projection) in self._stacked.items():
             seen = statistics.last(layers, grid)

@@ -62,7 +62,7 @@ class Route:
             )
 
     def only(self, wanted: Callable[[str], bool]) -> list[list[str]]:
-        """For every image, those of its tasks that are wanted."""
+        """The tasks that each image asks for and that are wanted."""
         return [[name for name in names if wanted(name)] for names in self.asked]
 
 

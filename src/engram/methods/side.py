@@ -130,7 +130,7 @@ class Side(SharedPassMethod):
     def attention_maps(
         self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
     ) -> AttentionMaps:
-        """Of the queries that pool the patches; in segmentation, of the backbone's class token."""
+        """Maps of the pooling queries; in segmentation, of the backbone's class token."""
         if task.per_pixel:
             return super().attention_maps(tasks, task, backbone, pixels)
         size = (pixels.shape[-2], pixels.shape[-1])
@@ -322,7 +322,7 @@ class SideNetworks:
 
 
 class _RouteIndex:
-    """Where the images of a routed pass are, as indices."""
+    """Indices of the images of a routed pass."""
 
     def __init__(self, networks: SideNetworks, route: Route) -> None:
         device = networks.groups[0].project[0].device

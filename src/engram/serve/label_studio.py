@@ -259,7 +259,7 @@ def label_app(backend: LabelBackend, password: str = "") -> FastAPI:
     async def guard(
         request: Request, call_next: Callable[[Request], Awaitable[Response]]
     ) -> Response:
-        """No other site's page may send requests, and nobody without the password."""
+        """Refuse requests of other sites' pages, and without the password."""
         kind = request.headers.get("content-type", "").partition(";")[0]
         if not password and not hosts.allows(request.headers.get("host", "")):
             return Problem(421, "The Host header names none of the names of this backend.").response

@@ -94,7 +94,7 @@ class Seldom:
 
 
 class SeldomErrors(logging.Filter):
-    """For the loggers of libraries: the same error again and again is one line in an interval."""
+    """A filter for loggers of libraries: a repeated error is one line in an interval."""
 
     def __init__(self, seconds: float = _INTERVAL) -> None:
         super().__init__()

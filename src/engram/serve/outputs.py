@@ -54,7 +54,7 @@ def computed_values(snapshot: Snapshot, names: Iterable[str]) -> int:
 def forward_asked(
     snapshot: Snapshot, views: Sequence[Tensor], asked: Sequence[Sequence[str]], embeds: bool
 ) -> list[Outputs]:
-    """For each view the outputs that it is asked for, or vectors of tasks, fetched.
+    """Outputs that each view is asked for, or vectors of tasks, fetched.
 
     One pass. Where views are asked for different tasks, the model computes only those; an exported
     graph computes for all what any of them is asked for.
@@ -100,7 +100,7 @@ def fetch(
     places: Mapping[str, Sequence[int]],
     asked: Sequence[Sequence[str]],
 ) -> list[Outputs]:
-    """For each image its own outputs or vectors, on the CPU, from those of a pass.
+    """Outputs or vectors of each image, on the CPU, from those of a pass.
 
     `places` has, by task, the images that the rows of `computed` belong to.
     """

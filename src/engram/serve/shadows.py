@@ -65,7 +65,7 @@ class Shadows:
 def agreement(
     snapshot: Snapshot, shadow: Snapshot, name: str, output: Tensor, other: Tensor
 ) -> float:
-    """How far a task and its shadow agree about an image; an output that is not finite does not."""
+    """Agreement of a task and its shadow about an image; 0 for an output that is not finite."""
     if not is_finite(output) or not is_finite(other):
         return 0.0
     task = snapshot.model.task(name)

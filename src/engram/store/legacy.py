@@ -141,7 +141,7 @@ def _write(engrams: Sequence[Engram], folder: Path) -> list[Path]:
 
 
 def _locate(checkpoint: str | os.PathLike[str]) -> tuple[Path, str, str | None]:
-    """Its path, what engrams record as its source, and the task name if it is a published one."""
+    """The path, what engrams record as its source, and the task name if it is a published one."""
     if not hub.is_hub_address(checkpoint):
         return Path(checkpoint), Path(checkpoint).name, None
     address = hub.parse_hub_address(checkpoint)

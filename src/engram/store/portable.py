@@ -60,7 +60,7 @@ def data_name(source: str) -> str:
 
 
 def paths_in_class_names(engram: Engram) -> list[str]:
-    """At most three warnings of class names that look like paths, which the content hash covers."""
+    """Warnings, three at most, of class names like paths, which the content hash covers."""
     return [
         f"{engram.spec.name}: the class {printable(name)} looks like a path of this machine and "
         "is sent as it is, because class names are part of the engram"

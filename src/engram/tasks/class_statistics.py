@@ -238,5 +238,5 @@ def student_quantile(freedom: int) -> float:
 
 
 def _rounded(x: Tensor) -> Tensor:
-    """As half precision has it, so that a task in memory is what its file will be."""
+    """Round to half precision, so that a task in memory is what its file will be."""
     return x.clamp(-6e4, 6e4).half().float()

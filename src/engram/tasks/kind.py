@@ -127,7 +127,7 @@ class Kind(ABC):
     # Answering
 
     def scores(self, output: Tensor) -> Tensor:
-        """Of the output of one image, what each class (of each pixel) has: its probability."""
+        """Probability of each class (of each pixel), from the output of one image."""
         return output.float().softmax(0)
 
     def condensed(self, outputs: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class Kind(ABC):
         return outputs
 
     def uncertainty(self, outputs: Tensor, fitted: Fitted) -> Tensor | None:
-        """How unsure the answers about a batch are, from 0 to 1; None if outputs do not tell."""
+        """Uncertainty of the answers about a batch, from 0 to 1; None if outputs do not tell."""
         return None
 
     def labels(self, output: Tensor, fitted: Fitted) -> tuple[list[int], float | None]:
@@ -156,7 +156,7 @@ class Kind(ABC):
         """
 
     def agreement(self, one: Reading, other: Reading) -> float:
-        """How far two versions of a task agree about one image, from 0 to 1.
+        """Agreement of two versions of a task about one image, from 0 to 1.
 
         Of numbers, 1 minus their difference, relative to the larger one.
         """

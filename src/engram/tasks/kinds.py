@@ -115,7 +115,7 @@ class Multilabel(Kind):
     def losses(
         self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float, weights: Weights
     ) -> Tensor:
-        """Of every class by itself, averaged over the classes."""
+        """Binary cross-entropy of each class, averaged over the classes."""
         target = labels.float() * (1 - smoothing) + 0.5 * smoothing
         lost = F.binary_cross_entropy_with_logits(
             outputs.float(), target, reduction="none", pos_weight=weights
@@ -123,7 +123,7 @@ class Multilabel(Kind):
         return lost.mean(1)
 
     def class_weights(self, labels: npt.NDArray[Any], classes: int) -> Tensor:
-        """Of each class, what an image that has it counts for: as much as all that have not."""
+        """Weight of an image that has a class, by class: together as much as all that have not."""
         having = torch.from_numpy(np.asarray(labels, dtype=np.float64).sum(0)).float()
         return torch.where(having > 0, (len(labels) - having) / having, 1.0).clamp(min=1e-3)
 
@@ -146,7 +146,7 @@ class Multilabel(Kind):
         return output.float().sigmoid()
 
     def uncertainty(self, outputs: Tensor, fitted: Fitted) -> Tensor | None:
-        """Of every class 1 at its threshold and 0 where it is sure, averaged over the classes."""
+        """Mean over the classes of 1 at the threshold and 0 where the answer is sure."""
         probability = self.scores(outputs)
         threshold = fitted["thresholds"].to(probability).clamp(1e-6, 1 - 1e-6)
         below, above = probability / threshold, (1 - probability) / (1 - threshold)
@@ -273,7 +273,7 @@ class Segmentation(Kind):
         return self._losses(outputs, labels, smoothing)
 
     def _losses(self, outputs: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Of each picture: the mean over its pixels that count; 0 where none does."""
+        """Mean loss over the pixels of each image that count; 0 where none does."""
         lost = F.cross_entropy(
             outputs.float(), labels.long(), ignore_index=IGNORED, reduction="none",
             label_smoothing=smoothing,

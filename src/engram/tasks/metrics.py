@@ -120,7 +120,7 @@ def multilabel_metrics(answers: Pairs, thresholds: Tensor) -> dict[str, Any]:
 
 
 def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
-    """For each class the area under its precision-recall steps; 0 for one that does not occur.
+    """Area under the precision-recall steps by class; 0 for one that does not occur.
 
     Scores and labels are (images, classes). Equal scores count as one step.
     """
@@ -139,7 +139,7 @@ def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def best_thresholds(logits: Tensor, labels: Tensor) -> Tensor:
-    """For each class the probability that, as a threshold, gives the best F1 on these answers.
+    """Threshold of each class with the best F1 on these answers.
 
     It lies in the middle between the last answer that is predicted and the first that is not; 0.5
     for a class that does not occur, or always does.
@@ -183,7 +183,7 @@ def regression_metrics(answers: Pairs, std: Tensor) -> dict[str, Any]:
 
 
 def r_squared(values: Tensor, labels: Tensor) -> Tensor:
-    """For each number; where the labels do not vary, 1 for no error and 0 for any."""
+    """R squared of each number; where the labels do not vary, 1 for no error and 0 for any."""
     missed = (values - labels).square().sum(0)
     spread = (labels - labels.mean(0)).square().sum(0)
     varies = labels.amax(0) > labels.amin(0)  # the mean of equal numbers may be rounded
@@ -195,7 +195,7 @@ def r_squared(values: Tensor, labels: Tensor) -> Tensor:
 
 
 def pixel_counts(answer: Tensor, labels: Tensor, classes: int, ignore: int) -> Tensor:
-    """For each image (images, 3, classes): pixels that are right, predicted and true of a class.
+    """Pixels (images, 3, classes) that are right, predicted and true of each class.
 
     `answer` and `labels` are classes (images, height, width); ignored pixels count nowhere.
     """
@@ -214,7 +214,7 @@ def pixel_counts(answer: Tensor, labels: Tensor, classes: int, ignore: int) -> T
 
 
 def intersection_over_union(counts: Tensor) -> Tensor:
-    """Of counts (…, 3, classes): (…, classes); NaN for a class that occurs in neither."""
+    """IoU of each class from counts (…, 3, classes); NaN for a class that occurs in neither."""
     right, predicted, true = counts.double().unbind(-2)
     return right / (predicted + true - right)
 

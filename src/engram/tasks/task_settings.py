@@ -33,7 +33,7 @@ class TaskSettings:
 
     @classmethod
     def create(cls, settings: Mapping[str, Any]) -> TaskSettings:
-        """From names and values in which settings of the method stand beside the others."""
+        """Create from names and values in which settings of the method stand beside the others."""
         own = {item.name for item in fields(cls)}
         more = {name: value for name, value in settings.items() if name not in own}
         return cls(**{k: v for k, v in settings.items() if k in own}, method_settings=more)
@@ -47,7 +47,7 @@ class TaskSettings:
 
     @classmethod
     def flags(cls) -> list[Field[Any]]:
-        """Its own settings and those of all methods, once each: the flags of a command."""
+        """The fields of these settings and of all methods, once each: the flags of a command."""
         own = [item for item in fields(cls) if item.name != "method_settings"]
         return [*own, *fields(MethodFlags)]
 

@@ -77,7 +77,7 @@ class ProcessGroup:
 
 @contextmanager
 def _as_one() -> Iterator[None]:
-    """For what all processes do at once: if one of them is gone, the others say so."""
+    """Guard collective work: if one of the processes is gone, the others say so."""
     try:
         yield
     except RuntimeError as error:

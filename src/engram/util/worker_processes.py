@@ -1,4 +1,4 @@
-"""How worker processes begin, and that they end with the one that asked for them. No torch."""
+"""Worker processes: how they begin, and that they end with their parent. No torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def begin_worker(parent: int) -> None:
 
 
 def ignore_pillow_warnings() -> None:
-    """In this process, print nothing of what Pillow warns about: odd EXIF data, palettes, sizes.
+    """Silence Pillow's warnings in this process: odd EXIF data, palettes, sizes.
 
     An image that cannot be used is an error or is listed as unreadable, with the reason.
     """

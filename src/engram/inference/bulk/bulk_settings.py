@@ -51,7 +51,7 @@ class BulkSettings:
 
 
 class PoolSettings(BulkSettings):
-    """How images are read: the settings that other commands share with bulk prediction."""
+    """Settings for reading images, which other commands share with bulk prediction."""
 
     @classmethod
     def flags(cls) -> list[Field[Any]]:

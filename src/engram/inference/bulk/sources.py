@@ -1,4 +1,4 @@
-"""Where many images come from, one after the other: nothing is listed before it is needed.
+"""Sources of many images, read one after the other: nothing is listed before it is needed.
 
 A source is a folder, an image, a list of paths (`.txt`), a table with a column of paths (`.csv`,
 `.tsv`, `.parquet`), a table of images (`.parquet`), an archive (`.tar`, as WebDataset has them), or

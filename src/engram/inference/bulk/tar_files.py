@@ -140,7 +140,7 @@ class _Archive:
         return block, member
 
     def _check_end(self, place: int) -> None:
-        """Nothing but some zeros may follow the end; a header that became zeros is none."""
+        """Refuse anything but zeros behind the end; a header that became zeros is none."""
         while piece := self._read(_PIECE):
             if piece.count(0) < len(piece):
                 what = "an end is there, and more behind it: a lost header, or a second archive"
@@ -186,7 +186,7 @@ class _Archive:
     # Bytes
 
     def _read(self, size: int) -> bytes:
-        """So many bytes, or fewer at the end; they are in memory once."""
+        """Read up to so many bytes, which are in memory once."""
         data = io.BytesIO()
         while size and (piece := self.file.read(min(size, _PIECE))):
             size -= data.write(piece)

@@ -1,4 +1,4 @@
-"""From the body of an inference request (Open Inference Protocol) to images or pixels.
+"""Read images or pixels from the body of an inference request (Open Inference Protocol).
 
 The body is JSON. With the protocol's binary extension, tensors follow the JSON as bytes, and a
 header of the request says where the JSON ends.
@@ -56,7 +56,7 @@ _PER_OUTPUT = 8  # values that describe one output, with room for fields of othe
 def read_inference(
     body: bytearray, json_bytes: int | None, size: Sequence[int], most: int
 ) -> Upload:
-    """At most so many images or pixels (3, *size) from a body; anything wrong is a Problem.
+    """Read at most so many images or pixels (3, *size) of a body; anything wrong is a Problem.
 
     `json_bytes` is where the JSON ends, if binary tensors follow it. Clears the body.
     """

@@ -1,4 +1,4 @@
-"""From the body of a request to images and options: a form, or JSON with images in base64.
+"""Read images and options from the body of a request: a form, or JSON with base64 images.
 
 Limits are part of the schema, and the first error ends the work.
 """
@@ -42,7 +42,7 @@ class Upload:
 
 
 def read_upload(options: type[Options], kind: str, body: bytearray, most: int) -> Upload:
-    """At most so many images, and options, from a body; anything wrong is a Problem.
+    """Read at most so many images, and options, of a body; anything wrong is a Problem.
 
     `kind` is its content type. The body is cleared as soon as it is not needed any more.
     """
@@ -194,7 +194,7 @@ def _text(data: bytes | None) -> str:
 
 
 def too_many(most: int) -> Problem:
-    """For a request with more images than one may have."""
+    """The refusal of a request with more images than one may have."""
     return Problem(422, f"A request may have {counted(most, 'image')} at most; send fewer.")
 
 

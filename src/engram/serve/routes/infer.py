@@ -295,7 +295,7 @@ class TensorResponse:
         return (image[output.name] for image in self.images)
 
     def _labels(self, output: InferOutput, most: int) -> Iterator[list[str]]:
-        """Of each image the most likely classes, as "probability:index:class"."""
+        """The most likely classes of each image, as "probability:index:class"."""
         names = self.served.snapshot.model.task(output.name).spec.classes
         for logits in self._tensors(output):
             top = logits.softmax(-1).topk(min(most, len(names)))

@@ -1,4 +1,4 @@
-"""For operators: liveness, readiness and metrics; for people: the page and the reference."""
+"""Routes for operators (liveness, readiness, metrics) and people (the page, the reference)."""
 
 from __future__ import annotations
 

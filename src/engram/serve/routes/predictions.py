@@ -151,7 +151,7 @@ def task_attention(snapshot: Snapshot, name: str, view: Tensor) -> Maps:
 def task_answers(
     snapshot: Snapshot, outputs: Mapping[str, Tensor], top_k: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """By name, the kind and the answer of each task about one image, from the model's outputs.
+    """Kind and answer of each task about one image by name, from the model's outputs.
 
     A task whose output is not finite gets an error, because JSON has no such numbers; the other
     tasks still answer.

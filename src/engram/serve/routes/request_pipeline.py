@@ -63,7 +63,7 @@ class Query(Generic[Options]):
 
 
 class RequestPipeline:
-    """From a body to outputs: decoders, the forward pass, and threads that write the answers."""
+    """Decoders, the forward pass and threads that write answers: from a body to its outputs."""
 
     def __init__(
         self, settings: Settings, batcher: Batcher, decoders: Pool, telemetry: Telemetry

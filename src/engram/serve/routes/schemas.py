@@ -297,7 +297,7 @@ class TaskAnswer(BaseModel):
 
 
 class NoAnswer(BaseModel):
-    """For a task whose output is not finite; the other tasks still answer."""
+    """The answer of a task whose output is not finite; the other tasks still answer."""
 
     kind: str
     error: str = Field(description="A sentence: what is wrong and what to do")
