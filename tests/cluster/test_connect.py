@@ -45,18 +45,19 @@ def nodes(*resources: dict[str, float]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("each", "expected"),
+    ("cpus", "gpus", "expected"),
     [
-        ({}, 7),
-        ({"cpus": 2}, 3),  # 1 CPU of the last node is left over
-        ({"gpus": 1}, 2),
-        ({"gpus": 0.25}, 4),  # the CPUs of that node are used up
-        ({"cpus": 5}, 0),
+        (1, 0, 7),
+        (2, 0, 3),  # 1 CPU of the last node is left over
+        (1, 1, 2),
+        (1, 0.25, 4),  # the CPUs of that node are used up
     ],
 )
-def test_room_is_counted_node_by_node(each: dict[str, float], expected: int) -> None:
+def test_room_is_counted_node_by_node(cpus: int, gpus: float, expected: int) -> None:
     ray = nodes({"memory": 1.0}, {"CPU": 4.0, "GPU": 2.0}, {"CPU": 3.0})
-    assert room(ray, **each) == expected
+    assert room(ray, cpus, gpus, "") == expected
+    with pytest.raises(EngramError, match=r"5 CPUs .* give other --flags"):
+        room(ray, 5, gpus, "--flags")
 
 
 _JOIN = """
@@ -64,7 +65,7 @@ import sys
 from engram.cluster.connect import connected, room
 with connected(sys.argv[1]) as ray:
     listening = ray.get_runtime_context().gcs_address
-    print(room(ray), ray.get(ray.remote(lambda: 6 * 7).remote()), listening)
+    print(room(ray, 1, 0, ""), ray.get(ray.remote(lambda: 6 * 7).remote()), listening)
 assert not ray.is_initialized()
 """
 

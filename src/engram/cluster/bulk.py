@@ -9,9 +9,11 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -41,8 +43,8 @@ def answered_on(
     """
 
     def answering(questions: Questions, batches: Iterator[ItemBatch]) -> _Answers:
-        device = questions.settings.device
-        if device not in ("auto", "cpu") and not settings.gpus_per_actor:
+        device, gpus = questions.settings.device, settings.gpus_per_actor
+        if device not in ("auto", "cpu") and not gpus:
             raise EngramError(
                 f"--device is {device!r}, but actors have no GPU; add --gpus-per-actor 1."
             )
@@ -51,89 +53,71 @@ def answered_on(
             return
         progress("starting actors on Ray", 0, 0)
         roots = [os.path.abspath(source) for source in sources if not is_address(source)]
+        roots = list(filter(os.path.exists, roots))
+        cpus = max(1, questions.settings.decoders)
         with connected(on) as ray:
-            actors = _Actors(ray, questions, list(filter(os.path.exists, roots)), settings)
+            number = settings.actors or room(ray, cpus, gpus, "--decoders or --gpus-per-actor")
+            new = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=_AT_ONCE)(ModelActor)
+            start = partial(new.remote, ray.put(questions), os.getcwd(), roots, gpus > 0)
+            actors = [start() for _ in range(number)]
             try:
-                yield from actors.answers(first, batches)
+                yield from _answers(ray, actors, start, chain([first], batches), settings.timeout)
             finally:
-                actors.stop()
+                for actor in actors:
+                    with suppress(ConnectionError, ray.exceptions.RayError):
+                        ray.kill(actor)
 
     return answering
 
 
-class _Actors:
-    """Actors, and the calls under way.
+def _answers(
+    ray: Any,
+    actors: list[Any],
+    start: Callable[[], Any],
+    batches: Iterator[ItemBatch],
+    timeout: float,
+) -> _Answers:
+    """Answer batches in any order, the lost ones again.
 
-    An actor gets batches once it has answered a call without images: one that waits for room on the
-    cluster gets none. For one that is lost another is started, and its batches are given out again.
+    For an actor that is lost another is started. It gets batches once it has answered a call
+    without images: one that waits for room on the cluster gets none.
     """
-
-    def __init__(
-        self, ray: Any, questions: Questions, roots: Sequence[str], settings: ClusterSettings
-    ) -> None:
-        self._ray, self._timeout = ray, settings.timeout
-        cpus, gpus = max(1, questions.settings.decoders), settings.gpus_per_actor
-        number = settings.actors or room(ray, cpus=cpus, gpus=gpus)
-        if not number:
+    calls: dict[Any, tuple[Any, ItemBatch | None]] = {}
+    calls |= {actor.rows.remote(()): (actor, None) for actor in actors * _AT_ONCE}
+    free, again, latest, why = deque[Any](), list[ItemBatch](), time.monotonic(), _SILENT
+    while True:
+        while free and (batch := again.pop() if again else next(batches, None)):
+            actor = free.popleft()
+            calls[actor.rows.remote(batch.items)] = actor, batch
+        if free and not any(batch for _, batch in calls.values()):
+            return
+        patience = max(0.0, latest + timeout - time.monotonic())
+        ready, _ = ray.wait(list(calls), timeout=patience)
+        if not ready:
             raise EngramError(
-                f"No node of the cluster has {cpus} CPUs and {gpus:g} GPUs, which each actor "
-                "takes; give other --decoders or --gpus-per-actor."
+                f"The cluster gave no answer for {timeout:g} seconds ({why}). Run the same "
+                "command again to continue."
             )
-        self._class = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=_AT_ONCE)(ModelActor)
-        self._given = ray.put(questions), os.getcwd(), roots, gpus > 0
-        self._actors: list[Any] = []
-        self._calls: dict[Any, tuple[Any, ItemBatch | None]] = {}
-        for _ in range(number):
-            self._start()
-
-    def _start(self) -> None:
-        self._actors.append(self._class.remote(*self._given))
-        for _ in range(_AT_ONCE):
-            self._ask(self._actors[-1], None)
-
-    def _ask(self, actor: Any, batch: ItemBatch | None) -> None:
-        self._calls[actor.rows.remote(batch.items if batch else ())] = actor, batch
-
-    def answers(self, first: ItemBatch, batches: Iterator[ItemBatch]) -> _Answers:
-        """Answer batches in any order."""
-        again, free, latest, why = [first], deque[Any](), time.monotonic(), _SILENT
-        while True:
-            while free and (batch := again.pop() if again else next(batches, None)):
-                self._ask(free.popleft(), batch)
-            if not again and not any(batch for _, batch in self._calls.values()):
-                return
-            patience = max(0.0, latest + self._timeout - time.monotonic())
-            ready, _ = self._ray.wait(list(self._calls), timeout=patience)
-            if not ready:
-                raise EngramError(
-                    f"The cluster gave no answer for {self._timeout:g} seconds ({why}). Run the "
-                    "same command again to continue."
-                )
-            for call in ready:
-                actor, batch = self._calls.pop(call)
-                try:
-                    rows = self._ray.get(call)
-                except self._ray.exceptions.RayTaskError as error:  # an exception of ours
-                    if isinstance(error.cause, EngramError):
-                        raise EngramError(str(error.cause)) from None
-                    raise
-                except self._ray.exceptions.RayError as error:  # its process or its node is gone
-                    why = first_line(error)
-                    again += [batch] if batch else []
-                    if actor in self._actors:
-                        self._actors.remove(actor)
-                        self._start()
-                    continue
-                free.append(actor)
-                if batch:
-                    yield batch, rows
-                    latest, why = time.monotonic(), _SILENT
-
-    def stop(self) -> None:
-        """End all actors; the batches under way are lost."""
-        for actor in self._actors:
-            with suppress(ConnectionError, self._ray.exceptions.RayError):
-                self._ray.kill(actor)
+        for call in ready:
+            actor, batch = calls.pop(call)
+            try:
+                rows = ray.get(call)
+            except ray.exceptions.RayTaskError as error:  # an exception of ours
+                if isinstance(error.cause, EngramError):
+                    raise EngramError(str(error.cause)) from None
+                raise
+            except ray.exceptions.RayError as error:  # its process or its node is gone
+                why = first_line(error)
+                again += [batch] if batch else []
+                if actor in actors:
+                    actors.remove(actor)
+                    actors.append(start())
+                    calls |= {one.rows.remote(()): (one, None) for one in actors[-1:] * _AT_ONCE}
+                continue
+            free.append(actor)
+            if batch:
+                yield batch, rows
+                latest, why = time.monotonic(), _SILENT
 
 
 class ModelActor:
@@ -149,7 +133,8 @@ class ModelActor:
             torch.set_num_threads(1)
         if os.path.isdir(home):
             os.chdir(home)
-        self._questions, self._roots, self._answerer = questions, roots, None
+        self._questions, self._roots = questions, roots
+        self._answerer: Answerer | None = None
         self._decoders = Decoders(questions.model.preprocessing, questions.settings.decoders)
         self._decoding, self._answering = Lock(), Lock()
 
@@ -166,5 +151,5 @@ class ModelActor:
         with self._decoding:
             images = list(self._decoders.decoded(items))
         with self._answering:
-            self._answerer: Answerer | None = self._answerer or Answerer(self._questions)
+            self._answerer = self._answerer or Answerer(self._questions)
             return self._answerer.rows(images)

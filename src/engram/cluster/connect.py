@@ -64,12 +64,6 @@ class FarmSettings:
     retries: int = setting(
         2, "number of times to restart a job that crashed, from its checkpoint", group="Training"
     )
-    overwrite: bool = setting(
-        False, "retrain jobs whose options have changed, and replace their tasks", group="Output"
-    )
-    dry_run: bool = setting(
-        False, "check the jobs, print which of them share a cache, and stop", group="Output"
-    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -140,13 +134,20 @@ def check_address(on: str) -> str:
     return given
 
 
-def room(ray: Any, *, cpus: float = 1, gpus: float = 0) -> int:
-    """The number of workers that the living nodes hold, of so many CPUs and GPUs each."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+def room(ray: Any, cpus: float, gpus: float, flags: str) -> int:
+    """The number of workers that the living nodes hold, of so many CPUs and GPUs each.
+
+    Where they hold none, an EngramError names the flags to change.
+    """
     held = 0
-    for node in nodes:
+    for node in (node["Resources"] for node in ray.nodes() if node["Alive"]):
         shares = [node.get("CPU", 0.0) / cpus] + ([node.get("GPU", 0.0) / gpus] if gpus else [])
         held += int(min(shares) + 1e-9)
+    if not held:
+        raise EngramError(
+            f"No node of the cluster has the {cpus} CPUs and {gpus:g} GPUs that were asked for; "
+            f"give other {flags}."
+        )
     return held
 
 
