@@ -37,7 +37,7 @@ def test_mistakes_are_refused_before_anything_trains(work: Path, capsys: Output)
     assert_refused("is for Ray", run("farm", path, "--gpus-per-job", 1, "--json"), capsys)
     Path("colours.npz").unlink()  # the address comes first
     code = run("farm", path, "--on", "127.0.0.1:1", "--json")
-    assert_refused("Nothing answers at 127.0.0.1:1", code, capsys)
+    assert_refused("No Ray cluster answers at 127.0.0.1:1", code, capsys)
 
 
 def test_a_farm_that_was_killed_goes_on_where_it_was(work: Path, capsys: Output) -> None:

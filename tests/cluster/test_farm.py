@@ -126,7 +126,7 @@ def test_children_wait_for_their_parents_and_fail_with_them(quick: None) -> None
     assert before(workers.events, "a done", "c starts")
     assert "d starts" not in workers.events
     assert "extends b" in found["d"].note
-    assert found["b"].to_dict()["error"] == "Bad data."
+    assert found["b"].note == "Bad data."
 
 
 def test_a_lost_job_is_tried_again_and_fails_if_it_is_lost_too_often(quick: None) -> None:

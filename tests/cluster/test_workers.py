@@ -92,7 +92,8 @@ class AtCheckpoint(Lines):
 
 
 def own_children() -> list[int]:
-    return [one.pid for one in multiprocessing.active_children() if one.pid]
+    children = multiprocessing.active_children()  # and the one that has the queue
+    return [one.pid for one in children if one.pid and "Manager" not in one.name]
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_a_killed_job_resumes_and_a_bad_one_is_not_tried_again(work: Path, quick
     assert lines.has("a: retried, attempt 2")
     assert lines.has("a: resumed at step ")
     assert "gone.npz" in result.complaint
-    assert (FOLDER / "a.log").read_text() == ""
+    assert "terminated abruptly" in (FOLDER / "a.log").read_text()
     assert own_children() == []
     assert_as_uninterrupted("a")
 

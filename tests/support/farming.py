@@ -59,7 +59,7 @@ class Inline:
         return future
 
     def train(self, job: FarmJob) -> dict[str, Any]:
-        return train_job(job, 1, self.queue.put)
+        return train_job(job, 1, self.queue)[0]
 
 
 class Lines(list[str]):

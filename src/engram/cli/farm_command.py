@@ -91,7 +91,13 @@ def _plan(plan: Sequence[FarmJob]) -> Description:
         where = (one.options.data, one.backbone, one.regime, f"{one.images:,}", str(one.bundle))
         table.append((one.name, one.task, *where))
     columns = ("job", "task", "data", "backbone", "regime", "images", "bundle")
-    return Description({"jobs": [one.to_dict() for one in plan]}, [], columns, tuple(table))
+    return Description({"jobs": list(map(_job, plan))}, [], columns, tuple(table))
+
+
+def _job(job: FarmJob) -> dict[str, Any]:
+    named = {"job": job.name, "task": job.task, "parents": list(job.parents)}
+    where = {"data": job.options.data, "backbone": job.backbone, "bundle": str(job.bundle)}
+    return {**named, **where, "regime": job.regime, "images": job.images}
 
 
 def _outcome(result: FarmResult) -> Description:
@@ -105,8 +111,13 @@ def _outcome(result: FarmResult) -> Description:
         ("bundles", ", ".join(bundles)),
         ("report", report),
     ]
+    jobs = []
+    for one in result.statuses:
+        error = one.note if one.state == "failed" else None
+        now = {"state": one.state, "attempts": one.attempts, "error": error}
+        jobs.append({**_job(one.job), **now, "result": one.result or None})
     document = {
-        "jobs": [one.to_dict() for one in result.statuses],
+        "jobs": jobs,
         "failed": [one.name for one in result.failed],
         "bundles": bundles,
         "report": report,

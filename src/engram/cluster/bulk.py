@@ -21,7 +21,6 @@ import torch
 
 from engram.cluster.connect import ClusterSettings, connected, room
 from engram.errors import EngramError
-from engram.inference.bulk.addresses import is_address
 from engram.inference.bulk.answering import Answerer, Answering, ItemBatch, Questions, Row
 from engram.inference.bulk.decoders import Decoders
 from engram.inference.bulk.items import Item
@@ -36,11 +35,7 @@ _Answers = Generator[tuple[ItemBatch, list[Row]], None, None]
 def answered_on(
     on: str, sources: Sequence[str], settings: ClusterSettings, progress: Progress = silent
 ) -> Answering:
-    """Answer batches on Ray, which is started or joined (see `connected`) when there is one.
-
-    Answering raises an EngramError if the cluster cannot be reached, holds no actor, or gives no
-    answer for too long.
-    """
+    """Answer batches on Ray, which is started or joined (see `connected`) when there is one."""
 
     def answering(questions: Questions, batches: Iterator[ItemBatch]) -> _Answers:
         device, gpus = questions.settings.device, settings.gpus_per_actor
@@ -52,8 +47,7 @@ def answered_on(
         if first is None:
             return
         progress("starting actors on Ray", 0, 0)
-        roots = [os.path.abspath(source) for source in sources if not is_address(source)]
-        roots = list(filter(os.path.exists, roots))
+        roots = [os.path.abspath(source) for source in sources if os.path.exists(source)]
         cpus = max(1, questions.settings.decoders)
         with connected(on) as ray:
             number = settings.actors or room(ray, cpus, gpus, "--decoders or --gpus-per-actor")

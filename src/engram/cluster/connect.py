@@ -47,10 +47,7 @@ class FarmSettings:
         metavar="WHERE",
     )
     parallel: int | None = setting(
-        None,
-        "number of jobs to train at the same time (default: 1; on Ray, as many as fit on the "
-        "cluster)",
-        least=1,
+        None, "jobs to train at the same time (default: 1; on Ray, all that fit)", least=1
     )
     cpus_per_job: int | None = setting(
         None,
@@ -58,12 +55,8 @@ class FarmSettings:
         "threads divided by --parallel; on Ray, 1)",
         least=1,
     )
-    gpus_per_job: float = setting(
-        0.0, "GPUs reserved per job on Ray; can be a fraction, such as 0.5"
-    )
-    retries: int = setting(
-        2, "number of times to restart a job that crashed, from its checkpoint", group="Training"
-    )
+    gpus_per_job: float = setting(0.0, "GPUs reserved per job on Ray; can be a fraction like 0.5")
+    retries: int = setting(2, "restarts of a job that crashed, from its checkpoint")
 
     def __post_init__(self) -> None:
         check(self)
@@ -101,8 +94,6 @@ def connected(on: str) -> Iterator[Any]:
     if on == "ray" and ray.is_initialized():
         yield ray
         return
-    if address and not os.environ.get("RAY_USE_TLS"):
-        _check_head(address)
     if hasattr(ray._private.worker, "print_to_stdstream"):  # what happens to tasks, on stdout
         ray._private.worker.print_to_stdstream = lambda *_, **__: None
     terminated = signal.getsignal(signal.SIGTERM)
@@ -116,7 +107,7 @@ def connected(on: str) -> Iterator[Any]:
 
 
 def check_address(on: str) -> str:
-    """The address to join, where something listens; "" to start Ray here. It answers at once."""
+    """The address to join, where a cluster answers in seconds; "" to start Ray here."""
     given = os.environ.get("RAY_ADDRESS", "") if on == "ray" else on
     if not given or given == "local":
         return ""
@@ -126,11 +117,17 @@ def check_address(on: str) -> str:
             f"--on is {on!r}; give ray to start Ray on this machine, or the address of a cluster: "
             "HOST:PORT of its head (usually port 6379), or ray://HOST:PORT (usually 10001)."
         )
-    try:
+    grpc = require("grpc", extra="cluster", purpose=f"--on {on}")
+    try:  # Ray itself would wait for minutes
         socket.create_connection((host.strip("[]"), int(port)), _SECONDS).close()
-    except (OSError, OverflowError) as error:
-        why = f"Nothing answers at {given} ({error}); check that the cluster runs and is in reach."
-        raise EngramError(why) from None
+        with grpc.insecure_channel(f"{host}:{port}") as channel:
+            if not os.environ.get("RAY_USE_TLS"):
+                grpc.channel_ready_future(channel).result(timeout=_SECONDS)
+    except (OSError, OverflowError, grpc.FutureTimeoutError) as error:
+        raise EngramError(
+            f"No Ray cluster answers at {given} ({first_line(error)}); check that it runs, is in "
+            "reach, and has this address: ray start --head printed it."
+        ) from None
     return given
 
 
@@ -160,19 +157,6 @@ def _start(ray: Any) -> None:
             f"Ray {ray.__version__} listens at {listening}, where other machines can reach it; "
             "install a version that constraints.txt names, or start a cluster and give its address."
         )
-
-
-def _check_head(address: str) -> None:
-    """Refuse an address that does not speak gRPC: Ray itself would wait for minutes."""
-    grpc = require("grpc", extra="cluster", purpose="a Ray cluster")
-    try:
-        with grpc.insecure_channel(address.removeprefix(_CLIENT)) as channel:
-            grpc.channel_ready_future(channel).result(timeout=_SECONDS)
-    except grpc.FutureTimeoutError:
-        raise EngramError(
-            f"What answers at {address} is not the head of a Ray cluster; give the address that "
-            "ray start --head printed, or ray://HOST:PORT for its client port."
-        ) from None
 
 
 def _join(ray: Any, address: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager
@@ -48,11 +49,6 @@ class JobStatus:
             return f"{time.monotonic() - self.began:.0f}"
         return f"{self.result['seconds']:.0f}" if self.result else ""
 
-    def to_dict(self) -> dict[str, Any]:
-        error = self.note if self.state == "failed" else None
-        now = {"state": self.state, "attempts": self.attempts, "error": error}
-        return {**self.job.to_dict(), **now, "result": self.result or None}
-
     def to_row(self) -> tuple[str, ...]:
         found = (self.result.get("regime", ""), self.result.get("metric", ""), self.seconds)
         return self.name, self.state, *found, str(self.attempts or "")
@@ -86,20 +82,19 @@ class FarmResult:
         total = counted(len(self.statuses), "job")
         return f"{len(self.failed)} of {total} failed: {why}." if self.failed else ""
 
-    def write_page(self) -> Path:
+    def write_page(self) -> None:
         """Write the page about all jobs, with links to the page of each."""
         jobs = []
         for one in self.statuses:
             where = map(without_folder, (one.job.options.data, one.job.backbone))
             cells = (*one.to_row(), *where, one.job.bundle.name)
             run = run_folder(one.job.out) if one.state == "done" else None
-            metric, share = one.result.get("metric", ""), one.result.get("share")
             error = one.note if one.state == "failed" else ""
-            jobs.append(JobRow(one.name, cells, run, metric, share, error))
+            jobs.append(JobRow(one.name, cells, run, one.result, error))
         title = f"The farm {self.folder.name.removesuffix('.farm')}"
         lead = f"{counted(len(jobs), 'job')}: {self.counts}, in {self.seconds:,.0f} seconds."
         columns = (*COLUMNS, "data", "backbone", "bundle")
-        return write_farm_page(self.folder / "report.html", title, lead, columns, jobs)
+        write_farm_page(self.folder / "report.html", title, lead, columns, jobs)
 
 
 def run_farm(
@@ -199,25 +194,27 @@ class _Farm:
             parents = [single_engram_path(named(text)[1]) for text in job.extends]
             add_to_bundle(job.bundle, [*parents, job.out])
         except Exception as error:
-            why = getattr(error, "cause", None) or error  # of a task of Ray
-            if isinstance(why, EngramError) and not isinstance(why, Interrupted):
-                self._fail(status, str(why))
-            else:
-                self._lose(status, first_line(why))
+            self._lose(status, error)
             return
         status.state, status.note = "done", ""
         status.result = result | {"path": str(job.out)}
         earlier = ", trained by an earlier run" if result["finished_before"] else ""
         self.log(f"{status.name}: done, {result['metric']}, {status.seconds} s{earlier}")
 
-    def _lose(self, status: JobStatus, why: str) -> None:
-        if status.attempts <= self._retries:
-            status.note = f"attempt {status.attempts + 1}: {why}"
-            self.log(f"{status.name}: retried, {status.note}")
+    def _lose(self, status: JobStatus, error: Exception) -> None:
+        why = getattr(error, "cause", None) or error  # of a task of Ray
+        if isinstance(why, EngramError) and not isinstance(why, Interrupted):
+            self._fail(status, str(why))
             return
-        log = self._folder / f"{status.name}.log"
-        see = f"; see {log}" if log.exists() else ""
-        self._fail(status, f"It crashed {counted(status.attempts, 'time')}: {why}{see}.")
+        path = self._folder / f"{status.name}.log"
+        with open(path, "a", encoding="utf-8", opener=private) as log:
+            traceback.print_exception(error, file=log)
+        if status.attempts > self._retries:
+            times = counted(status.attempts, "time")
+            self._fail(status, f"It crashed {times}: {first_line(why)}; see {path}.")
+        else:
+            status.note = f"attempt {status.attempts + 1}: {first_line(why)}"
+            self.log(f"{status.name}: retried, {status.note}")
 
     def _fail(self, status: JobStatus, why: str) -> None:
         status.state, status.note = "failed", why

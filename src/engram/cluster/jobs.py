@@ -30,10 +30,10 @@ from engram.train.options import (
     with_recipe_file,
 )
 from engram.train.recipe import Recipe
-from engram.train.run import has_run_of_another, has_state, run_folder
+from engram.train.run import has_state
 from engram.train.validation import with_held_out
 from engram.util.files import check_replaceable
-from engram.util.flag_names import flag, naming_flags
+from engram.util.flag_names import naming_flags
 from engram.util.progress import Progress, silent
 from engram.util.settings import Given, setting, settings_fields
 from engram.util.text import nearest
@@ -86,11 +86,6 @@ class FarmJob:
         here = {name: str(self.folder / f"{name}.safetensors") for name in self.parents}
         return tuple(here.get(text, text) for text in listed)
 
-    def to_dict(self) -> dict[str, Any]:
-        job = {"job": self.name, "task": self.task, "parents": list(self.parents)}
-        where = {"data": self.options.data, "backbone": self.backbone, "bundle": str(self.bundle)}
-        return {**job, **where, "regime": self.regime, "images": self.images}
-
     def settings(self, **task: Any) -> Given:
         """The settings of `engram fit --resume`, with other settings of the task."""
         run = {**self.given[RunOptions], "resume": has_state(self.out)}
@@ -101,9 +96,8 @@ class FarmJob:
 def read_jobs(path: Path, folder: Path, bundle: Path, overwrite: bool = False) -> list[FarmJob]:
     """Read a TOML file of jobs, parents before those that extend them.
 
-    Their engrams and runs are kept in `folder`; `bundle` is that of jobs that name none. With
-    `overwrite`, every job may replace what an earlier one with other settings made. An EngramError
-    has a sentence for each mistake, with the job's name.
+    `folder` is for their engrams and runs, `bundle` that of jobs that name none. With `overwrite`,
+    a job may replace what an earlier one with other settings made.
     """
     tables = read_toml(path)
     defaults, jobs = tables.pop("defaults", {}), tables.pop("jobs", {})
@@ -131,15 +125,15 @@ def read_jobs(path: Path, folder: Path, bundle: Path, overwrite: bool = False) -
     for name, job in found.items():
         parents = [text for text in job.extends if text in found and not Path(text).exists()]
         found[name] = replace(job, parents=tuple(parents))
-    ordered = list(found)
+    order = TopologicalSorter({name: job.parents for name, job in found.items()})
     try:
-        ordered = list(TopologicalSorter({n: j.parents for n, j in found.items()}).static_order())
+        ordered = [found[name] for name in order.static_order()]
     except CycleError as error:
         circle = error.args[1]
         problems.append(f"Job {circle[0]}: it extends itself, by way of {', '.join(circle[1:])}.")
     if problems:
         raise EngramError(" ".join(problems))
-    return [found[name] for name in ordered]
+    return ordered
 
 
 def _read_options(name: str, said: dict[str, Any]) -> tuple[JobOptions, dict[type, dict[str, Any]]]:
@@ -148,11 +142,8 @@ def _read_options(name: str, said: dict[str, Any]) -> tuple[JobOptions, dict[typ
         raise EngramError(f"{key} cannot be set: {_DECIDED[key]}; leave it out.")
     with naming_flags(False):  # `regime` is a job's own, as it may be auto
         given: dict[type, dict[str, Any]] = {one: settings_from(said, one) for one in _SETTINGS}
-        if said:
-            key, known = (
-                next(iter(said)),
-                [f.name for one in _SETTINGS for f in settings_fields(one)],
-            )
+        known = [item.name for one in _SETTINGS for item in settings_fields(one)]
+        for key in said:
             raise EngramError(f"{key} is no option of engram fit; {nearest(key, known)}.")
         own = JobOptions(**given.pop(JobOptions))
         merged, chosen = with_recipe_file(given, regime=own.regime, seeds=own.seeds)
@@ -174,10 +165,7 @@ def _read_options(name: str, said: dict[str, Any]) -> tuple[JobOptions, dict[typ
 def check_jobs(
     jobs: Sequence[FarmJob], announce: Callable[[str], object], progress: Progress = silent
 ) -> list[FarmJob]:
-    """Check that every job can train, with its data and its backbone.
-
-    Every mistake is a sentence of the EngramError.
-    """
+    """Check that every job can train; every mistake is a sentence of the EngramError."""
     checked, problems, check = dict[str, FarmJob](), list[str](), _Check(announce)
     for done, job in enumerate(jobs):
         progress("checking the jobs", done, len(jobs))
@@ -209,24 +197,15 @@ class _Check:
         """Check a job as its training would; its parents are among those that are checked."""
         if any(name not in checked for name in job.parents):
             raise EngramError("a job that it extends cannot be trained.")
-        given = job.settings()
-        coming = [checked[name] for name in job.parents if not checked[name].out.exists()]
-        if coming:  # their engrams are not there yet, but their backbone is known
-            paths = {str(checked[name].out) for name in job.parents}
-            given = job.settings(extends=tuple(t for t in job.extends if t not in paths))
-            if given[RunOptions].get("backbone", AUTO) == AUTO:
-                given[RunOptions]["backbone"] = coming[0].backbone
+        parents = {str(checked[name].out) for name in job.parents}  # which may be yet to come
+        given = job.settings(extends=tuple(text for text in job.extends if text not in parents))
+        if job.parents and given[RunOptions].get("backbone", AUTO) == AUTO:
+            given[RunOptions]["backbone"] = checked[job.parents[0]].backbone
         work = TrainingJob.start(
             *(job.options.data, job.out, given, silent, self._announce),
             read=self._read, find_backbone=self._backbone,
         )  # fmt: skip
-        regime, seeds = work.choose(job.options.regime, job.options.seeds)
-        resumes = has_state(job.out) and not coming and not work.options.overwrite
-        if resumes and has_run_of_another(job.out, work.identity(job.task, regime, seeds)):
-            raise EngramError(
-                f"its earlier run in {run_folder(job.out)} had other settings, data or backbone; "
-                f"undo that, rename it, or train it anew with {flag('overwrite', True)}."
-            )
+        regime, _ = work.choose(job.options.regime, job.options.seeds)
         splits = with_held_out(work.splits, work.recipe, cross=False)
         for spec in work.specs(job.task, regime):
             check_fits(spec, splits, same_ignore=True)

@@ -7,26 +7,24 @@ into a queue: (NAME, "note", what it is doing) or (NAME, "said", a sentence for 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import sys
 import time
-import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
+from multiprocessing import get_context
+from multiprocessing.managers import SyncManager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from queue import Queue
 from typing import Any, TypeAlias
 
 import torch
 
 from engram.cluster.connect import FarmSettings, connected, room
 from engram.cluster.jobs import FarmJob
-from engram.errors import EngramError, Notice
+from engram.errors import Notice
 from engram.report.run_page import write_run_report
 from engram.tasks.kinds import KINDS
 from engram.train.callbacks import Callback, RunStart
@@ -42,7 +40,6 @@ _STAY = ("checkpoint.safetensors", "lock")  # files of a run that do not travel
 Files: TypeAlias = dict[str, bytes]  # by their paths below the farm's folder
 #: The result of a job, and its files where the farm may not see them.
 Trained: TypeAlias = tuple[dict[str, Any], Files]
-Put: TypeAlias = Callable[[tuple[str, str, str]], object]
 
 
 @dataclass(frozen=True)
@@ -56,39 +53,30 @@ class Trainers:
 
 @contextlib.contextmanager
 def local_workers(settings: FarmSettings) -> Iterator[Trainers]:
-    """Processes of this machine, one for each job: forks of one that has imported everything.
+    """A pool of one process for each job, so that one that is killed ends no other.
 
     What a job prints is in NAME.log of the farm's folder.
     """
     slots = settings.parallel or 1
     threads = settings.cpus_per_job or max(1, torch.get_num_threads() // slots)
-    # Frameworks of macOS do not survive a fork.
-    way = "spawn" if sys.platform == "darwin" else "forkserver"
-    context: Any = multiprocessing.get_context(way)
+    # Forks have imported everything; frameworks of macOS do not survive one.
+    context: Any = get_context("spawn" if sys.platform == "darwin" else "forkserver")
     context.set_forkserver_preload([__name__])
-    queue, processes = Queue[Any](), list[BaseProcess]()
+    processes: list[BaseProcess] = []
+    manager = SyncManager(ctx=context)
+    manager.start(end_with_parent, (os.getpid(),))
 
-    def train(job: FarmJob) -> Trained:
-        """In a thread: start a process, and hear it out."""
-        receiver, sender = context.Pipe(duplex=False)
-        here = (os.getpid(), dict(os.environ))
-        process = context.Process(target=_train_here, args=(job, threads, sender, *here))
-        process.start()
-        processes.append(process)
-        sender.close()
-        try:
-            while isinstance(message := receiver.recv(), tuple):
-                queue.put(message)
-        except EOFError:
-            process.join()
-            raise ChildProcessError(f"its process ended with code {process.exitcode}") from None
-        if isinstance(message, Exception):
-            raise message
-        return message, {}
+    def submit(job: FarmJob) -> Future[Trained]:
+        given = os.getpid(), job.folder / f"{job.name}.log", dict(os.environ)
+        pool = ProcessPoolExecutor(1, context, _begin, given)
+        future = pool.submit(train_job, job, threads, queue)
+        processes.extend(pool._processes.values())
+        future.add_done_callback(lambda _: pool.shutdown(wait=False))
+        return future
 
-    pool = ThreadPoolExecutor(slots)
+    queue = manager.Queue()
     try:
-        yield Trainers(slots, lambda job: pool.submit(train, job), queue)
+        yield Trainers(slots, submit, queue)
     finally:
         until = time.monotonic() + PATIENCE
         try:
@@ -99,7 +87,7 @@ def local_workers(settings: FarmSettings) -> Iterator[Trainers]:
         finally:  # a second Ctrl-C too
             for process in processes:
                 process.kill()
-            pool.shutdown(wait=False, cancel_futures=True)
+            manager.shutdown()
 
 
 @contextlib.contextmanager
@@ -137,42 +125,32 @@ def ray_workers(settings: FarmSettings, folder: Path) -> Iterator[Trainers]:
 # In a worker
 
 
-def _train_here(
-    job: FarmJob, threads: int, sender: Connection, parent: int, environment: dict[str, str]
-) -> None:
-    os.environ |= environment  # the server that forks may be older
+def _begin(parent: int, log: Path, others: Mapping[str, str]) -> None:
+    """Begin a process of this machine, which ends with the farm."""
+    os.environ |= others  # the server that forks may be older
     os.setsid()  # Ctrl-C at the terminal is for the farm, which then asks its processes to stop
     end_with_parent(parent)
-    with open(job.folder / f"{job.name}.log", "ab", opener=private) as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    try:
-        sender.send(train_job(job, threads, sender.send))
-    except Exception as error:
-        if not isinstance(error, EngramError):
-            traceback.print_exc()
-        sender.send(error)
+    with open(log, "ab", opener=private) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
 
 
 def _train_there(job: FarmJob, sent: Files, home: str, threads: int, queue: Any) -> Trained:
     if os.path.isdir(home):
         os.chdir(home)  # where relative paths start
     write_files(job.folder, sent)
-    return train_job(job, threads, queue.put), _run_files(job.out)
+    return train_job(job, threads, queue)[0], _run_files(job.out)
 
 
 class _Reporter(Callback):
     """Puts what a job does into the queue, and notes whether its training began."""
 
-    def __init__(self, name: str, put: Put) -> None:
-        self.name, self.put, self.begun, self.last = name, put, False, 0.0
+    def __init__(self, name: str, queue: Any) -> None:
+        self.name, self.queue, self.begun, self.last = name, queue, False, 0.0
 
-    def tell(self, kind: str, text: str) -> None:
+    def say(self, text: str, kind: str = "said") -> None:
         with contextlib.suppress(Exception):  # a lost queue loses no training
-            self.put((self.name, kind, text))
-
-    def say(self, text: str) -> None:
-        self.tell("said", text)
+            self.queue.put((self.name, kind, text))
 
     def started(self, start: RunStart) -> None:
         self.begun = True
@@ -182,14 +160,14 @@ class _Reporter(Callback):
     def progress(self, what: str, done: int, total: int, note: str = "") -> None:
         if time.monotonic() - self.last >= _EVERY:
             self.last = time.monotonic()
-            self.tell("note", f"{what} {done / total:.0%}" if total else what)
+            self.say(f"{what} {done / total:.0%}" if total else what, "note")
 
 
-def train_job(job: FarmJob, threads: int, put: Put) -> dict[str, Any]:
+def train_job(job: FarmJob, threads: int, queue: Any) -> Trained:
     """Train a job as `engram fit --resume` does, or find it done, and write its report."""
     torch.set_num_threads(threads)
     ignore_pillow_warnings()
-    reporter, options = _Reporter(job.name, put), job.options
+    reporter, options = _Reporter(job.name, queue), job.options
     reporter.progress("starting", 0, 0)
     with naming_flags(), warnings.catch_warnings():
         show = warnings.showwarning  # into the log; notices are for the user
@@ -198,14 +176,13 @@ def train_job(job: FarmJob, threads: int, put: Put) -> dict[str, Any]:
             if issubclass(category, Notice)
             else show(message, category, *place, **more)
         )
-        work = TrainingJob.start(
-            options.data, job.out, job.settings(), reporter.progress, reporter.say
-        )
+        tell = reporter.progress, reporter.say
+        work = TrainingJob.start(options.data, job.out, job.settings(), *tell)
         work = replace(work, callbacks=[*work.callbacks, reporter])
         regime, seeds = work.choose(options.regime, options.seeds)
         result = work.train(job.task, job.out, regime, seeds, reporter.progress)
         if reporter.begun or not (run_folder(job.out) / "report.html").exists():
-            reporter.tell("note", "writing the report")
+            reporter.say("writing the report", "note")
             write_run_report(work.model, result, work.splits, work.recipe)
     kind, split = KINDS[work.splits.kind], "test" if "test" in result.metrics else "val"
     value = result.metrics[split][kind.score]
@@ -215,7 +192,7 @@ def train_job(job: FarmJob, threads: int, put: Put) -> dict[str, Any]:
         "metric": f"{split} {kind.title} {kind.shown(value)}",
         "share": value if 0 <= value <= 1 else None,  # of a bar
         "finished_before": not reporter.begun,
-    }
+    }, {}
 
 
 def _run_files(out: Path) -> Files:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engram.report.contents import Bar, Bars, Charts, Links, Section, Table, Text
 from engram.report.page import write_sections
@@ -21,8 +22,7 @@ class JobRow:
     name: str
     cells: Sequence[str]  # of the table
     run: Path | None  # the folder of its run, if it is done
-    metric: str = ""
-    share: float | None = None  # the metric as a length, from 0 to 1
+    result: Mapping[str, Any]  # its metric, and that as a length from 0 to 1, the share
     error: str = ""  # why it failed
 
 
@@ -31,7 +31,8 @@ def write_farm_page(
 ) -> Path:
     """Write the page into the farm's folder, and return its path."""
     done = [(job, job.run) for job in jobs if job.run is not None]
-    bars = [Bar(job.name, job.share, job.metric) for job, _ in done if job.share is not None]
+    results = [(job.name, job.result) for job, _ in done if job.result["share"] is not None]
+    bars = [Bar(name, result["share"], result["metric"]) for name, result in results]
     links = [(job.name, f"{run.name}/report.html") for job, run in done]
     charts = []
     for job, run in done:
