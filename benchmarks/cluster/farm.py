@@ -27,8 +27,8 @@ from benchmarks.cluster.nodes import processes, three_nodes
 from benchmarks.paths import BUILD
 from benchmarks.report import markdown_table, write_report
 from engram.cluster.connect import FarmSettings
-from engram.cluster.farm import FarmResult, JobStatus, held, run_farm
-from engram.cluster.jobs import make_plan, read_jobs
+from engram.cluster.farm import FarmResult, JobStatus, run_farm
+from engram.cluster.jobs import check_jobs, read_jobs
 from engram.cluster.trainers import Trainers, local_workers, ray_workers
 from engram.data.arrays import DIGITS
 from engram.store.bundles import read_bundle
@@ -76,7 +76,9 @@ class Watch:
             self.line(text)
         if self._cluster is None or self.lost:
             return
-        training = [one.name for one in statuses if not one.ended and "training" in one.note]
+        training = [
+            one.name for one in statuses if one.state == "running" and "training" in one.note
+        ]
         for node in self._cluster.worker_nodes:
             for name in training:
                 if processes(node, f"{_TITLE}{name}"):
@@ -92,9 +94,8 @@ def farm(
     """Run the jobs in a folder of their own, with a cache of their own."""
     folder = FOLDER / f"{name}.farm"
     os.environ["ENGRAM_CACHE"] = str(FOLDER / f"{name}.cache")
-    plan = make_plan(read_jobs(Path("jobs.toml"), folder, folder / "bundle"), print)
-    with held(folder):
-        return run_farm(plan, folder, workers_in(folder), watch, retries=3)
+    plan = check_jobs(read_jobs(Path("jobs.toml"), folder, folder / "bundle"), print)
+    return run_farm(plan, folder, workers_in(folder), watch, retries=3)
 
 
 def on(address: str, folder: Path) -> AbstractContextManager[Trainers]:

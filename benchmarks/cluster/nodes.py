@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from engram.cluster.connect import use_loopback
+from engram.cluster.connect import LOOPBACK
 
 _STORE = 256 << 20  # bytes of shared memory of each node
 
@@ -17,10 +17,9 @@ _STORE = 256 << 20  # bytes of shared memory of each node
 @contextmanager
 def three_nodes(cpus: int = 1) -> Iterator[Any]:
     """A `ray.cluster_utils.Cluster`; every node has so many CPUs, however many the machine has."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", **LOOPBACK}  # before Ray is imported
     from ray.cluster_utils import Cluster
 
-    use_loopback()
     node = {"num_cpus": cpus, "object_store_memory": _STORE}
     cluster: Any = Cluster(
         initialize_head=True, head_node_args={**node, "include_dashboard": False}

@@ -23,9 +23,7 @@ SLOW = "steps = 100\ncheckpoint_seconds = 0.0\npatience = 0\n"
 def test_a_dry_run_prints_the_plan_and_trains_nothing(work: Path, capsys: Output) -> None:
     path = jobs_file("[jobs.a]\n[jobs.b]\n")
     assert run("farm", path, "--dry-run", "--json") == 0
-    (group,) = document(capsys)["groups"]
-    assert [job["job"] for job in group["jobs"]] == ["a", "b"]
-    assert group["caches"] == 1
+    assert [job["job"] for job in document(capsys)["jobs"]] == ["a", "b"]
     assert not FOLDER.exists()
 
 
@@ -39,7 +37,7 @@ def test_mistakes_are_refused_before_anything_trains(work: Path, capsys: Output)
     assert_refused("is for Ray", run("farm", path, "--gpus-per-job", 1, "--json"), capsys)
     Path("colours.npz").unlink()  # the address comes first
     code = run("farm", path, "--on", "127.0.0.1:1", "--json")
-    assert_refused("Nothing answers at 127.0.0.1:1", code, capsys)
+    assert_refused("No Ray cluster answers at 127.0.0.1:1", code, capsys)
 
 
 def test_a_farm_that_was_killed_goes_on_where_it_was(work: Path, capsys: Output) -> None:
@@ -73,7 +71,7 @@ def test_the_table_shows_what_matters_where_there_is_no_room(work: Path) -> None
     for status in statuses[:5]:
         status.state, status.began, status.result = "done", 1.0, {"metric": "x", "seconds": 2.0}
     statuses[5].state, statuses[5].note = "failed", "It broke."
-    statuses[6].state, statuses[6].note = "retried", "attempt 2: killed"
+    statuses[6].state, statuses[6].note = "running", "attempt 2: killed"
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         console = Console(file=nowhere, record=True, width=80, height=9)
         table = JobTable(console)
@@ -83,4 +81,4 @@ def test_the_table_shows_what_matters_where_there_is_no_room(work: Path) -> None
     assert "attempt 2: killed" in shown
     assert "It broke." in shown
     assert "j0" not in shown
-    assert "2 waiting, 1 retried, 5 done, 1 failed; 6 not shown" in shown
+    assert "2 waiting, 1 running, 5 done, 1 failed; 6 not shown" in shown

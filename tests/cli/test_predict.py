@@ -117,10 +117,9 @@ def test_mistakes_about_a_cluster_are_sentences(
     for arguments, sentence in (
         (["--actors", "2"], "--actors needs --on"),
         (["--gpus-per-actor", "0.5"], "--gpus-per-actor needs --on"),
-        (["--on", "ray", "--decoders", "2"], "--decoders is for one machine"),
         (["--on", "ray", "--timeout", "0"], "--timeout is 0"),
         (["--on", "ray", "--device", "cuda"], "--gpus-per-actor"),
-        (["--on", "127.0.0.1:1", "--backbone", "gone"], "Nothing answers at 127.0.0.1:1"),
+        (["--on", "127.0.0.1:1", "--backbone", "gone"], "No Ray cluster answers at 127.0.0.1:1"),
         (["--on", "somewhere"], "--on is 'somewhere'"),
     ):
         assert main(["predict", str(task), str(photos), "-o", out, *arguments]) == 2

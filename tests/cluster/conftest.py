@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from engram.cluster.connect import use_loopback
+from engram.cluster.connect import LOOPBACK
+
+os.environ |= LOOPBACK  # before a test imports Ray
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +28,6 @@ def cluster() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
-    use_loopback()
     head = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
     started = Cluster(initialize_head=True, head_node_args=head)
     try:

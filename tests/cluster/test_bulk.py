@@ -9,28 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
-from tests.support.waiting import wait_until
 
 import engram
 from benchmarks.cluster.nodes import processes
 from engram import EngramError, MemoryViT
-from engram.cluster.bulk import ModelActor, actors_for, answered_on, decode_batch
-from engram.cluster.connect import ClusterSettings, connected
-from engram.images.preprocessing import Preprocessing
+from engram.cluster.bulk import ModelActor, answered_on
+from engram.cluster.connect import ClusterSettings
 from engram.inference.bulk.answering import ItemBatch, Questions
 from engram.inference.bulk.bulk_settings import BulkSettings
-from engram.inference.bulk.decoders import DecodedItem
 from engram.inference.bulk.items import Item
 from engram.inference.bulk.predict_to import predict_to
 
 SETTINGS = BulkSettings(rows=10, batch=4, decoders=0, logits=True)
 IMAGES = 120
-PREPROCESSING = Preprocessing((16, 16), None)
 
 
 @pytest.fixture
@@ -94,28 +89,20 @@ def test_the_table_is_that_of_one_machine_whatever_is_lost(
     assert tables[0].equals(tables[1])
 
 
-def test_silence_ends_in_a_sentence(
-    cluster: Any, model: MemoryViT, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silence_ends_in_a_sentence(cluster: Any, model: MemoryViT) -> None:
     """With no time to answer, it is as if all actors hung."""
-    settings = ClusterSettings(retries=0)
+    settings = ClusterSettings()
     object.__setattr__(settings, "timeout", 0.0)  # shorter than a user may ask for
-    monkeypatch.setattr("engram.cluster.bulk._POLL", 0.001)
     batches = iter([ItemBatch(0, 0, (Item("a.png"),))])
-    answering = answered_on("ray", [], settings)
-    with pytest.raises(EngramError, match="no answer in 1 attempt"):
-        list(answering(Questions(model, ["colours"], BulkSettings()), batches))
+    with pytest.raises(EngramError, match="no answer for 0 seconds"):
+        list(answered_on("ray", [], settings)(Questions(model, ["colours"], SETTINGS), batches))
 
 
-def test_actors_that_leave_no_cpu_are_refused(cluster: Any) -> None:
-    with connected("ray") as ray:
-        # A node that an earlier test removed may still be listed.
-        wait_until(lambda: ray.cluster_resources()["CPU"] == 2)
-        assert actors_for(ray, ClusterSettings()) == 1
-        with pytest.raises(EngramError, match="--actors 2 need 1 CPU"):
-            actors_for(ray, ClusterSettings(actors=2))
-        with pytest.raises(EngramError, match="can hold 0"):
-            actors_for(ray, ClusterSettings(gpus_per_actor=0.5))
+def test_actors_that_no_node_can_hold_are_refused(cluster: Any, model: MemoryViT) -> None:
+    batches = iter([ItemBatch(0, 0, (Item("a.png"),))])
+    answering = answered_on("ray", [], ClusterSettings(gpus_per_actor=0.5))
+    with pytest.raises(EngramError, match=r"1 CPUs and 0.5 GPUs"):
+        list(answering(Questions(model, ["colours"], SETTINGS), batches))
 
 
 def test_a_job_that_is_done_needs_no_cluster(
@@ -128,39 +115,17 @@ def test_a_job_that_is_done_needs_no_cluster(
 
 
 def test_relative_paths_start_where_the_command_was_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: MemoryViT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(os.getcwd())  # to come back
     Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(tmp_path / "a.png")
-    items = (Item("a.png"), Item("b.png"))
-    good, bad = decode_batch(items, PREPROCESSING, str(tmp_path), (), False)
-    assert (good.name, good.view is not None and good.view.shape) == ("a.png", (16, 16, 3))
-    assert "b.png: the file does not exist" in bad.error
+    actor = ModelActor(Questions(model, ["colours"], SETTINGS), str(tmp_path), (), False)
+    good, bad = actor.rows((Item("a.png"), Item("b.png")))
+    assert (good["image"], good["error"]) == ("a.png", None)
+    assert "b.png: the file does not exist" in bad["error"]
 
 
-def test_a_node_that_does_not_see_the_images_says_so() -> None:
+def test_a_node_that_does_not_see_the_images_says_so(model: MemoryViT) -> None:
+    questions = Questions(model, ["colours"], SETTINGS)
     with pytest.raises(EngramError, match="has no /mnt/photos"):
-        decode_batch((Item("/mnt/a.png"),), PREPROCESSING, "/nowhere", ("/mnt/photos",), False)
-
-
-def test_an_actor_ends_when_its_memory_has_grown_past_its_limit(
-    model: MemoryViT, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that it is replaced, and its batch given to another."""
-
-    def ended(code: int) -> None:
-        raise SystemExit(code)
-
-    monkeypatch.setattr(os, "_exit", ended)
-    questions = Questions(model, ["colours"], BulkSettings())
-    view = np.zeros((16, 16, 3), np.uint8)
-    images = [DecodedItem("a.png", view), DecodedItem("b.png", None, "b.png: broken")]
-    with pytest.raises(EngramError, match="--memory-per-actor has to be more"):
-        ModelActor(questions, False, 1e6).rows(images)
-    resident = psutil.Process().memory_info().rss
-    actor = ModelActor(questions, False, resident + 200e6)
-    assert [row["error"] for row in actor.rows(images)] == [None, "b.png: broken"]
-    leak = b"\x01" * (300 << 20)
-    with pytest.raises(SystemExit):
-        actor.rows(images)
-    del leak
+        ModelActor(questions, "/nowhere", ("/mnt/photos",), False).rows(())

@@ -5,20 +5,18 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engram import EngramError
-from engram.cluster import connect
 from engram.cluster.connect import ClusterSettings, connected, room
 
 
 @pytest.mark.parametrize("on", ["127.0.0.1:1", "ray://127.0.0.1:1", "no.such.host.invalid:6379"])
 def test_an_address_without_a_cluster_fails_at_once(on: str) -> None:
-    with pytest.raises(EngramError, match=f"Nothing answers at {on}"), connected(on):
+    with pytest.raises(EngramError, match=f"No Ray cluster answers at {on}"), connected(on):
         raise AssertionError("connected")
 
 
@@ -35,10 +33,10 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_not_ray_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engram.cluster.connect._JOIN_SECONDS", 1.0)
+    monkeypatch.setattr("engram.cluster.connect._SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         on = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(EngramError, match="not the head"), connected(on):
+        with pytest.raises(EngramError, match="No Ray cluster answers"), connected(on):
             raise AssertionError("connected")
 
 
@@ -47,20 +45,19 @@ def nodes(*resources: dict[str, float]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("each", "expected"),
+    ("cpus", "gpus", "expected"),
     [
-        ({}, 7),
-        ({"spare": 1}, 6),
-        ({"cpus": 2}, 3),  # 1 CPU of the last node is left over
-        ({"cpus": 2, "spare": 2}, 2),
-        ({"gpus": 1}, 2),
-        ({"gpus": 0.25}, 4),  # the CPUs of that node are used up
-        ({"cpus": 5}, 0),
+        (1, 0, 7),
+        (2, 0, 3),  # 1 CPU of the last node is left over
+        (1, 1, 2),
+        (1, 0.25, 4),  # the CPUs of that node are used up
     ],
 )
-def test_room_is_counted_node_by_node(each: dict[str, float], expected: int) -> None:
+def test_room_is_counted_node_by_node(cpus: int, gpus: float, expected: int) -> None:
     ray = nodes({"memory": 1.0}, {"CPU": 4.0, "GPU": 2.0}, {"CPU": 3.0})
-    assert room(ray, **each) == expected
+    assert room(ray, cpus, gpus, "") == expected
+    with pytest.raises(EngramError, match=r"5 CPUs .* give other --flags"):
+        room(ray, 5, gpus, "--flags")
 
 
 _JOIN = """
@@ -68,7 +65,7 @@ import sys
 from engram.cluster.connect import connected, room
 with connected(sys.argv[1]) as ray:
     listening = ray.get_runtime_context().gcs_address
-    print(room(ray), ray.get(ray.remote(lambda: 6 * 7).remote()), listening)
+    print(room(ray, 1, 0, ""), ray.get(ray.remote(lambda: 6 * 7).remote()), listening)
 assert not ray.is_initialized()
 """
 
@@ -85,24 +82,7 @@ def test_a_cluster_is_joined_from_another_process_and_left_running(cluster: Any)
     assert ray.is_initialized()
 
 
-def test_a_client_shows_its_token_if_there_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert not connect.has_token()
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray" / "auth_token").write_text("token", encoding="utf-8")
-    assert connect.has_token()
-    monkeypatch.setenv("HOME", str(tmp_path / "elsewhere"))
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "token")
-    assert connect.has_token()
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"actors": -1}, {"gpus_per_actor": -0.5}, {"timeout": 0.0}, {"retries": -1}]
-)
+@pytest.mark.parametrize("wrong", [{"actors": -1}, {"gpus_per_actor": -0.5}, {"timeout": 0.0}])
 def test_a_number_out_of_range_is_named(wrong: dict[str, int]) -> None:
     with pytest.raises(EngramError, match=next(iter(wrong))):
         ClusterSettings(**wrong)

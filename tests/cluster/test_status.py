@@ -10,7 +10,7 @@ from engram.cluster.farm import FarmResult, JobStatus
 
 def test_the_page_has_every_job_and_leads_to_their_own(work: Path) -> None:
     good, bad = (JobStatus(planned) for planned in plan_of("[jobs.good]\n[jobs.bad]\n"))
-    good.result = Inline().train(good.job).result
+    good.result = Inline().train(good.job)
     good.state, good.attempts = "done", 2
     bad = replace(bad, state="failed", note="It is <broken>.")
     FarmResult(FOLDER, [good, bad], 12.0).write_page()

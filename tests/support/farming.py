@@ -5,9 +5,9 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from engram.cluster.farm import FarmResult, held, run_farm
-from engram.cluster.jobs import FarmJob, PlannedJob, make_plan, read_jobs
-from engram.cluster.trainers import Ended, train_job
+from engram.cluster.farm import FarmResult, run_farm
+from engram.cluster.jobs import FarmJob, check_jobs, read_jobs
+from engram.cluster.trainers import Trained, train_job
 
 FOLDER = Path("jobs.farm")
 DEFAULTS = """
@@ -32,12 +32,14 @@ def jobs_of(text: str, overwrite: bool = False, defaults: str = DEFAULTS) -> lis
     return read_jobs(jobs_file(text, defaults), FOLDER, FOLDER / "bundle", overwrite)
 
 
-def plan_of(text: str, overwrite: bool = False, defaults: str = DEFAULTS) -> list[PlannedJob]:
-    return make_plan(jobs_of(text, overwrite, defaults), print)
+def plan_of(text: str, overwrite: bool = False, defaults: str = DEFAULTS) -> list[FarmJob]:
+    return check_jobs(jobs_of(text, overwrite, defaults), print)
 
 
 class Inline:
     """Workers that train in this process, one job after another."""
+
+    slots = 1
 
     def __init__(self) -> None:
         self.queue: Queue[Any] = Queue()
@@ -48,16 +50,16 @@ class Inline:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def slots(self) -> int:
-        return 1
-
-    def submit(self, job: FarmJob, near: str) -> Future[Ended]:
-        future: Future[Ended] = Future()
-        future.set_result(self.train(job))
+    def submit(self, job: FarmJob) -> Future[Trained]:
+        future: Future[Trained] = Future()
+        try:
+            future.set_result((self.train(job), {}))
+        except Exception as error:
+            future.set_exception(error)
         return future
 
-    def train(self, job: FarmJob) -> Ended:
-        return train_job(job, 1, self.queue.put)
+    def train(self, job: FarmJob) -> dict[str, Any]:
+        return train_job(job, 1, self.queue)[0]
 
 
 class Lines(list[str]):
@@ -69,9 +71,7 @@ class Lines(list[str]):
 
 
 def farm(
-    plan: list[PlannedJob], workers: Any = None, lines: Lines | None = None, retries: int = 1
+    plan: list[FarmJob], workers: Any = None, lines: Lines | None = None, retries: int = 1
 ) -> FarmResult:
-    with held(FOLDER):
-        return run_farm(
-            plan, FOLDER, workers or Inline(), Lines() if lines is None else lines, retries
-        )
+    show = Lines() if lines is None else lines
+    return run_farm(plan, FOLDER, workers or Inline(), show, retries)

@@ -8,6 +8,7 @@ import signal
 import stat
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,14 @@ def test_names_do_not_matter_but_contents_do(
     Image.new("RGB", (16, 16), "red").save(noise / "b" / "1.png")
     filled(small_backbone, noise)
     assert sum(computed) == 13
+
+
+def test_trainings_that_start_together_compute_each_image_once(
+    small_backbone: Path, noise: Path, computed: list[int]
+) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: filled(small_backbone, noise), range(3)))
+    assert sum(computed) == 12
 
 
 def test_a_cache_is_for_one_backbone_preprocessing_and_view(small_backbone: Path) -> None:

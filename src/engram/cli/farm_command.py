@@ -17,15 +17,17 @@ from engram.cli.bars import bars
 from engram.cli.flags import OUTPUT, RESOURCES, flags_from, option
 from engram.cli.terminal import announce, complain, is_first, show
 from engram.cluster.connect import FarmSettings, check_address
+from engram.util.description import Description
 from engram.util.settings import Given
 from engram.util.text import duration, visible
 
 if TYPE_CHECKING:
-    from engram.cluster.farm import JobStatus, Show
+    from engram.cluster.farm import FarmResult, JobStatus, Show
+    from engram.cluster.jobs import FarmJob
 
 _JOBS = "A .toml file: a table jobs.NAME for each job, and one, defaults, of shared options."
-_STYLES = {"running": "cyan", "retried": "yellow", "done": "green", "failed": "red"}
-_STATES = ("waiting", "running", "retried", "done", "failed")
+_STYLES = {"running": "cyan", "done": "green", "failed": "red"}
+_STATES = ("waiting", "running", "done", "failed")
 
 
 @app.command(name="farm")
@@ -42,6 +44,17 @@ def farm_command(
             metavar="BUNDLE",
         ),
     ] = None,
+    overwrite: Annotated[
+        bool,
+        option(
+            OUTPUT,
+            "Retrain jobs whose options have changed, and replace their tasks.",
+            "--overwrite",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, option(OUTPUT, "Check the jobs, print them, and stop.", "--dry-run")
+    ] = False,
     threads: Threads = None,
     as_json: Json = False,
     *,
@@ -49,27 +62,68 @@ def farm_command(
 ) -> None:
     """Train a list of tasks, each as engram fit does; run it again to continue."""
     settings = FarmSettings(**flags[FarmSettings])
-    if settings.on != "local" and not settings.dry_run:
+    if settings.on != "local" and not dry_run:
         check_address(settings.on)  # a wrong one is refused before the jobs are checked
     with bars(as_json) as progress:
         progress("starting", 0, 0)
-        from engram.cluster.farm import held, run_farm
-        from engram.cluster.jobs import describe_plan, make_plan, read_jobs
+        from engram.cluster.farm import run_farm
+        from engram.cluster.jobs import check_jobs, read_jobs
         from engram.cluster.trainers import local_workers, ray_workers
 
         folder = jobs.with_suffix(".farm")
-        found = read_jobs(jobs, folder, out or folder / "bundle", settings.overwrite)
-        plan = make_plan(found, announce, progress)
-    if settings.dry_run:
-        show(describe_plan(plan), as_json)
+        found = read_jobs(jobs, folder, out or folder / "bundle", overwrite)
+        plan = check_jobs(found, announce, progress)
+    if dry_run:
+        show(_plan(plan), as_json)
         return
     workers = local_workers(settings) if settings.on == "local" else ray_workers(settings, folder)
-    with held(folder), _shown(as_json) as showing:
+    with _shown(as_json) as showing:
         result = run_farm(plan, folder, workers, showing, settings.retries)
-    show(result.describe(), as_json)
+    show(_outcome(result), as_json)
     if result.failed:
         complain(result.complaint, as_json=False)
         raise typer.Exit(2)
+
+
+def _plan(plan: Sequence[FarmJob]) -> Description:
+    table = []
+    for one in plan:
+        where = (one.options.data, one.backbone, one.regime, f"{one.images:,}", str(one.bundle))
+        table.append((one.name, one.task, *where))
+    columns = ("job", "task", "data", "backbone", "regime", "images", "bundle")
+    return Description({"jobs": list(map(_job, plan))}, [], columns, tuple(table))
+
+
+def _job(job: FarmJob) -> dict[str, Any]:
+    named = {"job": job.name, "task": job.task, "parents": list(job.parents)}
+    where = {"data": job.options.data, "backbone": job.backbone, "bundle": str(job.bundle)}
+    return {**named, **where, "regime": job.regime, "images": job.images}
+
+
+def _outcome(result: FarmResult) -> Description:
+    from engram.cluster.farm import COLUMNS
+
+    bundles = list(dict.fromkeys(str(one.job.bundle) for one in result.statuses))
+    report = str(result.folder / "report.html")
+    rows = [
+        ("jobs", result.counts),
+        ("seconds", f"{result.seconds:.0f}"),
+        ("bundles", ", ".join(bundles)),
+        ("report", report),
+    ]
+    jobs = []
+    for one in result.statuses:
+        error = one.note if one.state == "failed" else None
+        now = {"state": one.state, "attempts": one.attempts, "error": error}
+        jobs.append({**_job(one.job), **now, "result": one.result or None})
+    document = {
+        "jobs": jobs,
+        "failed": [one.name for one in result.failed],
+        "bundles": bundles,
+        "report": report,
+        "seconds": round(result.seconds, 2),
+    }
+    return Description(document, rows, COLUMNS, tuple(one.to_row() for one in result.statuses))
 
 
 @contextmanager
@@ -115,9 +169,8 @@ class JobTable:
         shown = self._chosen(max(3, self._console.height - 6))
         for one in shown:
             state = Text(one.state, _STYLES.get(one.state, ""))
-            seconds = f"{one.seconds:.0f}" if one.began else ""
             note = visible(one.note) if one.state != "done" else ""
-            table.add_row(visible(one.name), state, one.result.get("metric", ""), seconds, note)
+            table.add_row(visible(one.name), state, one.result.get("metric", ""), one.seconds, note)
         counts = Counter(one.state for one in self._statuses)
         states = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
         hidden = len(self._statuses) - len(shown)
@@ -127,6 +180,6 @@ class JobTable:
 
     def _chosen(self, most: int) -> list[JobStatus]:
         """The jobs for which there is room, in their order: first those that run."""
-        rank = {"running": 0, "retried": 0, "failed": 1, "waiting": 2, "done": 3}
-        kept = sorted(self._statuses, key=lambda one: (rank[one.state], -one.ended))[:most]
+        rank = ("running", "failed", "waiting", "done")
+        kept = sorted(self._statuses, key=lambda one: rank.index(one.state))[:most]
         return [one for one in self._statuses if one in kept]

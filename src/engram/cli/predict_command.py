@@ -85,18 +85,16 @@ def predict_command(
 ) -> None:
     """Ask every task about images, in one pass."""
     given, shared = flags[BulkSettings], flags[ClusterSettings]
-    settings = BulkSettings(top_k=top_k, device=device, precision=precision, engine=engine, **given)
+    settings = BulkSettings(
+        **{"decoders": 1, **given} if on else given,  # an actor takes as many CPUs
+        top_k=top_k, device=device, precision=precision, engine=engine,
+    )  # fmt: skip
     if on is None:
         _refuse(shared, "--on, the Ray cluster to answer on, such as --on ray")
     if out is None:
         bulk = {"on": on, **given, "overwrite": overwrite}
         _refuse(bulk, "--out, the file or folder for answers")
     elif on is not None:
-        if "decoders" in given:
-            raise EngramError(
-                "--decoders is for one machine; with --on, CPUs that no actor has decode images. "
-                "Leave it out."
-            )
         from engram.cluster.connect import check_address
 
         check_address(on)  # a wrong one is refused before the model is loaded

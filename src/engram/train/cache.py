@@ -9,8 +9,9 @@ is a folder for one backbone, preprocessing, kind of view and kind of row, share
     <writer>.index         a line for each row: the SHA-256 of the image, the CRC-32 of the row
 
 Every process appends to files of its own, and a row's line is written after the row has reached
-the disk. So a crash loses at most the last batch, nothing has to be locked, and an image that two
-processes computed at once is only stored twice. A row whose checksum is wrong is computed again.
+the disk. So a crash loses at most the last batch, and an image that two processes computed at once
+is only stored twice. A row whose checksum is wrong is computed again. Trainings that start together
+fill it one after the other, by a lock that only saves work: the next one finds what it needs.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from engram.data.datasets import Dataset
@@ -276,9 +278,25 @@ class Cache:
         """Store what is missing of a dataset; `contents` are its samples' hashes, "" for bad ones.
 
         Gives the pictures that could not be read, by name. What was stored before a crash or an
-        interruption is not computed again. Process `rank` of `world` takes its share, which the
-        contents alone decide: what others write meanwhile leaves no picture to nobody.
+        interruption is not computed again, and a process waits for another one that fills the
+        cache. Process `rank` of `world` takes its share, which the contents alone decide: what
+        others write meanwhile leaves no picture to nobody.
         """
+        if not self._missing(contents, rank, world):
+            return {}
+        with contextlib.ExitStack() as turn:
+            if world == 1:
+                with contextlib.suppress(OSError):  # a disk without locks: it costs work alone
+                    turn.enter_context(FileLock(self.folder / "lock", mode=0o600))
+                self.refresh()
+            missing = self._missing(contents, rank, world)
+            loader = self.loader(dataset, workers, batch)
+            self._write(loader, contents, missing, progress)
+        self.refresh()
+        return loader.bad
+
+    def _missing(self, contents: Sequence[str], rank: int, world: int) -> list[int]:
+        """The samples that a process of a group is to store."""
         seen: set[str] = set()
         missing = []
         for i, content in enumerate(contents):
@@ -286,16 +304,25 @@ class Cache:
                 seen.add(content)
                 if int(content[:8], 16) % world == rank:
                     missing.append(i)
-        if not missing:
-            return {}
-        view, loader = self.view, self.loader(dataset, workers, batch)
+        return missing
+
+    def _write(
+        self,
+        loader: Loader,
+        contents: Sequence[str],
+        samples: Sequence[int],
+        progress: Callable[[int], object],
+    ) -> None:
+        """Compute the rows of these samples, and append them to files of this process."""
+        if not samples:
+            return
         writer = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         try:
             with (
                 open(self.folder / f"{writer}.data", "ab", opener=private) as data,
                 open(self.folder / f"{writer}.index", "ab", opener=private) as index,
             ):
-                for found in loader.epoch(view.number, samples=missing):
+                for found in loader.epoch(self.view.number, samples=samples):
                     if len(found.indices):
                         rows = self.compute(found.images).numpy()
                         data.write(rows.data)
@@ -312,8 +339,6 @@ class Cache:
                 "space (`engram cache clear`), set ENGRAM_CACHE to another disk, or turn the "
                 "cache off. What it holds stays usable."
             ) from None
-        self.refresh()
-        return loader.bad
 
     def loader(
         self, dataset: Dataset, workers: int = 0, batch: int = 32, only: str = "images"

@@ -66,7 +66,7 @@ def _about(meta: Path) -> dict[str, Any] | None:
 
 def _files(folder: Path) -> list[Path]:
     """A cache's own files; meta.json, which says what it is, comes last."""
-    patterns = ("*.index", "*.data", ".engram-*.tmp", "meta.json")
+    patterns = ("*.index", "*.data", ".engram-*.tmp", "lock", "meta.json")
     return [path for pattern in patterns for path in folder.glob(pattern)]
 
 

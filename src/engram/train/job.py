@@ -18,12 +18,11 @@ from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task_settings import TaskSettings
-from engram.train.auto import AutoResult, Portfolio, auto, shorter_recipe, trained_regimes
+from engram.train.auto import AutoResult, auto, trained_regimes
 from engram.train.backbone import backbone_for
 from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
 from engram.train.fit import fit
-from engram.train.identity import identity_of_fit
 from engram.train.opening import opening
 from engram.train.options import DataOptions, RunOptions, named, names_file, recipe_from
 from engram.train.recipe import Recipe, learning_rate
@@ -31,11 +30,9 @@ from engram.train.recipe_file import RecipeFile
 from engram.train.result import Result
 from engram.train.run import Run, check_out
 from engram.train.soup import spread
-from engram.train.sweep import SweepResult, sweep, sweep_identity
+from engram.train.sweep import SweepResult, sweep
 from engram.train.teach import teach
 from engram.train.trackers import trackers_named
-from engram.train.validation import with_held_out
-from engram.train.variants import SweepRunner, grid_of
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress
@@ -161,23 +158,6 @@ class TrainingJob:
         """Learning rates around the method's own, for a sweep that was given no list."""
         rate = learning_rate(self.recipe, method_class(self.settings.regime))
         return [float(f"{rate * times:.3g}") for times in (1 / 3, 1, 3)]
-
-    def identity(self, task: str, regime: str, seeds: int) -> str:
-        """Identity of the run that `train` would be, as its folder records it."""
-        model, recipe, team, test = self.model, self.recipe, self.team, self.options.test
-        kind = KINDS[self.splits.kind]
-        shared = regime == "auto" or method_class(regime).shares_pass
-        splits = with_held_out(self.splits, recipe, shared and not kind.per_pixel and seeds == 1)
-        if regime == "auto":
-            shorter, settings = shorter_recipe(recipe, len(splits["train"])), self.settings
-            own_pass = self.own_pass
-            return Portfolio(model, task, splits, shorter, settings, team, test, own_pass).identity
-        settings, (spec,) = self.of(regime).settings, self.specs(task, regime)
-        if seeds == 1:
-            return identity_of_fit(model, spec, splits, recipe, test)
-        variants = grid_of(recipe, regime, cells=self.of(regime).cells, seeds=seeds)
-        workshop = SweepRunner(model, task, splits, recipe, settings, team)
-        return sweep_identity(workshop, variants, test=test)
 
     def of(self, regime: str) -> TrainingJob:
         """A copy for a task of this regime."""

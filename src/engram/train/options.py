@@ -252,5 +252,14 @@ def _check(name: str, settings_class: type, values: dict[str, Any]) -> None:
         raise EngramError(f"{name}: {error}") from None
 
 
+def settings_from(said: dict[str, Any], settings_class: type) -> dict[str, Any]:
+    """The settings of a class, taken out of a table of all and checked."""
+    items = {item.name: item for item in settings_fields(settings_class)}
+    taken = {key: _tuple(said.pop(key)) for key in items if key in said}
+    for key, value in taken.items():
+        check_value(items[key], value)
+    return taken
+
+
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value

@@ -102,9 +102,9 @@ def _column(name: str, part: str) -> str:
     return f"{column(name)}.{part}{'_' if own else ''}"
 
 
-#: Answers batches, each once, in any order. None says that nothing is new for a while.
+#: Answers batches, each once, in any order.
 Answering: TypeAlias = Callable[
-    [Questions, Iterator[ItemBatch]], Generator[tuple[ItemBatch, list[Row]] | None, None, None]
+    [Questions, Iterator[ItemBatch]], Generator[tuple[ItemBatch, list[Row]], None, None]
 ]
 
 

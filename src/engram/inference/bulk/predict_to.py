@@ -93,10 +93,7 @@ def predict_to(
         batches = parts.missing(items, settings.rows, settings.batch, found)
         try:
             with stoppable(at_once=True), closing(answering(questions, batches)) as stream:
-                for new in stream:
-                    if new is None:
-                        continue
-                    batch, rows = new
+                for batch, rows in stream:
                     if masks is not None:
                         keep_masks(rows, batch.number, questions.masked, masks)
                     answered += len(rows)
