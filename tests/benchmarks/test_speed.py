@@ -254,11 +254,11 @@ def test_the_tables_follow_from_the_measured_numbers(found: dict[str, Any]) -> N
 
 
 def test_the_guide_keeps_its_words_and_gets_new_tables(found: dict[str, Any]) -> None:
-    text = f"before\n{scale.BEGIN}\nold\n{scale.END}\nafter\n"
+    text = f"before\n{scale.BEGIN}\noutdated\n{scale.END}\nafter\n"
     once = scale.filled(text, found)
     assert once.startswith("before\n")
     assert once.endswith("\nafter\n")
-    assert "old" not in once
+    assert "outdated" not in once
     assert scale.filled(once, found) == once
 
 

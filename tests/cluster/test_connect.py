@@ -75,7 +75,9 @@ def test_a_cluster_is_joined_from_another_process_and_left_running(cluster: Any)
         [sys.executable, "-c", _JOIN, cluster.address], capture_output=True, text=True, check=False
     )
     assert joined.stderr == ""
-    assert joined.stdout.split() == ["2", "42", cluster.address]
+    held, answer, address = joined.stdout.split()
+    assert int(held) >= 2  # and a node more, if Ray has yet to notice that another test removed it
+    assert (answer, address) == ("42", cluster.address)
     assert cluster.address.startswith("127.0.0.1:")
     with connected("ray") as ray:  # this process is connected already
         assert ray.get(ray.remote(lambda: 1).remote()) == 1

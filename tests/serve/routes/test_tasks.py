@@ -101,7 +101,7 @@ def test_side_and_readout_tasks_are_attached_answer_and_are_removed(
     listed = {task["name"]: task for task in client.get("/v1/tasks").json()["tasks"]}
     given = {n: (t["regime"], t["settings"]) for n, t in listed.items()}
     assert given["thin"] == given["thin-child"] == ("side", {"cells": 2, "rank": 4})
-    sees = {"layers": 3, "grid": False}  # two of the backbone, and the final tokens
+    sees = {"layers": 3, "grid": False, "projected": 0}  # two layers and the final tokens
     assert given["layers"] == ("readout", sees)
     assert given["both"] == ("side+readout", {"cells": 2, "rank": 4, **sees})
     assert given["first"] == ("masked", {"cells": 5, "tokens": 1, "after_norm": False})
