@@ -23,7 +23,6 @@ from engram.serve.routes.predictions import predict_router
 from engram.serve.routes.request_pipeline import RequestPipeline
 from engram.serve.routes.schemas import error_responses
 from engram.serve.routes.tasks import tasks_router
-from engram.serve.routes.teaching import teach_router
 from engram.serve.service_settings import Settings
 from engram.serve.shadows import Shadows
 from engram.serve.telemetry import Telemetry
@@ -84,9 +83,8 @@ def create_app(
     pipeline = RequestPipeline(settings, batcher, decoders, telemetry)
     for router in (
         predict_router(catalogue, pipeline, tokens),
-        teach_router(catalogue, pipeline, tokens),
         infer_router(catalogue, pipeline, tokens),
-        tasks_router(catalogue, settings, tokens, log),
+        tasks_router(catalogue, pipeline, tokens, log),
         operations_router(batcher, telemetry, tokens),
     ):
         app.include_router(router)

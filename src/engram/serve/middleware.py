@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -59,10 +60,10 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = message.setdefault("headers", [])
-                present = {name.lower() for name, _ in headers}
-                added = ((name.encode(), text.encode()) for name, text in SECURITY_HEADERS.items())
-                headers.extend(header for header in added if header[0] not in present)
+                message.setdefault("headers", [])
+                headers = MutableHeaders(scope=message)
+                for name, text in SECURITY_HEADERS.items():
+                    headers.setdefault(name, text)
             await send(message)
 
         with self.telemetry.span(scope) as span:
@@ -80,7 +81,9 @@ class RequestMiddleware:
                 path = getattr(scope.get("route"), "path", "other")
                 counted = method if method in _METHODS else "other"
                 self.telemetry.record_request(span, counted, path, status, seconds)
-                self.log.request(client_address(scope), method, scope["path"], status, seconds)
+                self.log.event("request", client=client_address(scope), method=method,
+                               path=scope["path"], status=status,
+                               ms=round(1000 * seconds, 1))  # fmt: skip
 
     def _admit(self, scope: Scope, shares: ExitStack) -> None:
         """Refuse a request with a Problem, or count it for its client."""
@@ -119,10 +122,9 @@ def add_handlers(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         return _problem(request, error).response
 
-    for kind in (EngramError, RequestValidationError, ClientDisconnect, HTTPException):
+    known = (Problem, EngramError, RequestValidationError, ClientDisconnect, HTTPException)
+    for kind in (*known, Exception):
         app.add_exception_handler(kind, answer)
-    app.add_exception_handler(Problem, answer)
-    app.add_exception_handler(Exception, answer)
 
 
 def _problem(request: Request, error: Exception) -> Problem:

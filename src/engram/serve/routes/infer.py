@@ -205,7 +205,7 @@ class Served:
 
     def asked(self, options: InferOptions) -> Asked:
         names = [output.name for output in self.requested(options)]
-        return Asked(names, kept_values(self.snapshot, names))
+        return names, kept_values(self.snapshot, names)
 
 
 class TensorResponse:

@@ -126,13 +126,13 @@ def _asked(snapshot: Snapshot, options: PredictOptions) -> Asked:
         config = snapshot.model.backbone.config
         patches = math.prod(side // config.patch for side in snapshot.preprocessing.size)
         values += config.depth * (patches + len(SOURCES))
-    return Asked(names, values)
+    return names, values
 
 
 def _asked_vectors(snapshot: Snapshot, options: EmbedOptions) -> Asked:
     known = snapshot.embedding_names
     names = _names(snapshot, options.tasks or known, known)
-    return Asked(names, kept_values(snapshot, names, embeds=True))
+    return names, kept_values(snapshot, names, embeds=True)
 
 
 def task_attention(snapshot: Snapshot, name: str, view: Tensor) -> Maps:
