@@ -30,7 +30,7 @@ from engram.export.write import (
     converted,
     quiet_exporters,
 )
-from engram.inference.engine import Computed, Engine, join_images
+from engram.inference.engine import Computed, Engine, OneByOne, join_images
 from engram.methods.adapters import PaddedAdapters
 from engram.methods.forward import Cached, FastPass
 from engram.methods.masked import JoinedMemory
@@ -95,9 +95,7 @@ class OnnxEngine(Engine):
         """Outputs and familiarity of `MemoryViT.with_familiarity`."""
         # With RMSNorm, last bits of the graph's tokens were seen to depend on the batch.
         if self.runtime.rounds and len(pixels) > 1 and self.model.backbone.config.norm == "rms":
-            return join_images(
-                [self.with_familiarity(one, tasks) for one in torch.split(pixels, 1)], tasks
-            )
+            return OneByOne(self).with_familiarity(pixels, tasks)
         raw, tokens, layers = self.graph.run(pixels, self.inputs, self.reads_layers)
         streams = self.memory.split(tokens) if self.memory else {}
         size = (pixels.shape[-2], pixels.shape[-1])

@@ -94,7 +94,7 @@ class LabelBackend:
     def __init__(
         self, settings: LabelSettings, task: str, out: Path, own: LabelSecrets, client: httpx.Client
     ) -> None:
-        self.settings, self.task, self.out, self._secrets = settings, task, out, own
+        self.settings, self.task, self.out, self.secrets = settings, task, out, own
         self._client = client
 
     @property
@@ -193,7 +193,7 @@ class LabelBackend:
                 f"Images are not read from {printable(urlsplit(url).netloc, 80)}; allow its "
                 f"address with {flag('images')}.",
             )
-        key = self._secrets.api_key if _below(url, own) else ""
+        key = self.secrets.api_key if _below(url, own) else ""
         headers = {"Authorization": f"Token {key}"} if key else {}
         data = bytearray()
         try:
@@ -208,7 +208,7 @@ class LabelBackend:
         return bytes(data)
 
     def _ask(self, method: str, path: str, **more: Any) -> httpx.Response:
-        token = self._secrets.ask_token
+        token = self.secrets.ask_token
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         url = self.settings.service.rstrip("/") + path
         try:
@@ -249,8 +249,9 @@ def _number(parent: object, name: str) -> int:
     return found
 
 
-def label_app(backend: LabelBackend, password: str = "") -> FastAPI:
+def label_app(backend: LabelBackend) -> FastAPI:
     """The endpoints that Label Studio calls; with a password, by HTTP basic authentication."""
+    password = backend.secrets.password
     app = FastAPI(title="Engram for Label Studio", docs_url=None, redoc_url=None, openapi_url=None)
     add_handlers(app)
     hosts = AllowedHosts(backend.settings.host)
@@ -327,5 +328,6 @@ def run_label_backend(
     with listen(settings.host, settings.port) as listener, httpx.Client(timeout=_SECONDS) as client:
         backend = LabelBackend(settings, task, out, own, client)
         ready(f"http://{settings.host}:{listener.getsockname()[1]}")
-        app = label_app(backend, own.password)
-        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+        uvicorn.Server(uvicorn.Config(label_app(backend), log_level="warning")).run(
+            sockets=[listener]
+        )

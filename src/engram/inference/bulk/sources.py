@@ -133,12 +133,6 @@ def _is_image(name: str) -> bool:
 # Files that list images, or hold them
 
 
-def _list_file(
-    file: IO[bytes], source: str, allowed: Allowed, image_column: str = ""
-) -> Iterator[Item]:
-    yield from _listed(open_text(file, "surrogateescape"), source, allowed)
-
-
 def _listed(text: IO[str], source: str, allowed: Allowed) -> Iterator[Item]:
     """The paths of a list; a line that is too long for one is an image that cannot be read."""
     while line := text.readline(_LINE + 1):
@@ -221,7 +215,9 @@ def _beside(source: str, path: str) -> str:
 
 #: Readers of files that name images, by suffix; a Parquet file may hold them too.
 _LISTS: dict[str, Callable[[IO[bytes], str, Allowed, str], Iterator[Item]]] = {
-    ".txt": _list_file,
+    ".txt": lambda file, source, allowed, _: _listed(
+        open_text(file, "surrogateescape"), source, allowed
+    ),
     ".csv": _csv_file,
     ".tsv": _csv_file,
     ".parquet": _parquet_file,

@@ -85,7 +85,7 @@ class _Archive:
                 fields = self._fields(self._extension(member.size))
                 continue
             if member.type in (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK):
-                self._skip(_padded(member.size))
+                self._skip(member.size)
                 continue
             sparse = self._is_sparse(block, member.type, fields)
             size = self._size(fields.get(b"size"), member.size)
@@ -95,7 +95,7 @@ class _Archive:
             if member.type != tarfile.DIRTYPE and is_image(name):
                 image.append(self._item(name, member.type, size, sparse))
             elif member.type not in _WITHOUT_DATA:
-                self._skip(_padded(size))
+                self._skip(size)
         yield from self._pop(image)
 
     def _pop(self, image: list[Item]) -> Iterator[Item]:
@@ -115,7 +115,7 @@ class _Archive:
         else:
             return Item(place, self._file(size))
         if kind not in _WITHOUT_DATA:
-            self._skip(_padded(size))
+            self._skip(size)
         return Item(place, problem=problem)
 
     # Headers
@@ -196,7 +196,7 @@ class _Archive:
     def _file(self, size: int) -> bytes:
         """The bytes of a member; its padding is skipped."""
         data = self._exactly(size)
-        self._skip(-size % _BLOCK)
+        self._exactly(-size % _BLOCK)
         return data
 
     def _exactly(self, size: int) -> bytes:
@@ -205,6 +205,7 @@ class _Archive:
         return data
 
     def _skip(self, size: int) -> None:
+        size += -size % _BLOCK
         while size > 0:
             size -= len(self._exactly(min(size, _PIECE)))
 
@@ -214,7 +215,3 @@ class _Archive:
         if not at:
             what += "; a .tar or .tar.gz file was expected"
         return DamagedArchive(f"{self.source} is damaged at byte {at:,}{unpacked}: {what}.")
-
-
-def _padded(size: int) -> int:
-    return size + -size % _BLOCK
