@@ -78,22 +78,19 @@ def _pooled_note(found: AttentionMaps) -> str:
 def _examples(answers: Answers) -> list[tuple[int, str]]:
     """Images to show, as rows of the answers, each with a label.
 
-    For classification they are the first image of each class that was predicted correctly.
+    For classification they are the first image of each class that was predicted correctly; the
+    first of all if none was.
     """
     if answers.labels.ndim == 1 and not answers.kind.per_pixel:
-        classes, rows = answers.dataset.classes, _first_of_each_class(answers)[:MAX_EXAMPLES]
-        return [(i, classes[int(answers.labels[i])]) for i in rows]
+        first: dict[int, int] = {}
+        right = answers.logits.argmax(1) == answers.labels
+        for i in torch.nonzero(right).flatten().tolist():
+            first.setdefault(int(answers.labels[i]), i)
+        rows = [first[label] for label in sorted(first)] or range(len(right))
+        names = answers.dataset.classes
+        return [(i, names[int(answers.labels[i])]) for i in rows[:MAX_EXAMPLES]]
     samples = answers.samples[:MAX_EXAMPLES].tolist()
     return [(i, Path(answers.dataset.sample_name(sample)).name) for i, sample in enumerate(samples)]
-
-
-def _first_of_each_class(answers: Answers) -> list[int]:
-    """The first correct prediction of each class; all rows if there is none."""
-    first: dict[int, int] = {}
-    right = answers.logits.argmax(1) == answers.labels
-    for i in torch.nonzero(right).flatten().tolist():
-        first.setdefault(int(answers.labels[i]), i)
-    return [first[label] for label in sorted(first)] or list(range(len(right)))
 
 
 def _shares(found: AttentionMaps) -> AttentionShares:

@@ -41,7 +41,6 @@ class DecodedItem:
 
 
 def decode_all(items: Sequence[Item], preprocessing: Preprocessing) -> list[DecodedItem]:
-    """Read and decode images, in their order."""
     return [decode(item, preprocessing) for item in items]
 
 

@@ -199,18 +199,13 @@ def _cell(source: str, row: int, value: Any, allowed: Allowed) -> Item:
 
 
 def _named(source: str, path: str, allowed: Allowed) -> Item:
-    """An image that a list or table names."""
+    """An image that a list or table names; a path is relative to the folder of that file."""
     if len(path) > _LINE:
         return Item(f"{path[:_SHOWN]}…", problem=f"the path has more than {_LINE:,} characters")
-    return Item(_beside(source, path), allowed=allowed)
-
-
-def _beside(source: str, path: str) -> str:
-    """A path in a file, which is relative to the file's folder."""
-    if is_address(path) or os.path.isabs(path) or not source:
-        return path
-    folder = source.rpartition("/")[0] if is_address(source) else os.path.dirname(source)
-    return f"{folder}/{path}" if folder else path
+    if not (is_address(path) or os.path.isabs(path)):
+        folder = source.rpartition("/")[0] if is_address(source) else os.path.dirname(source)
+        path = f"{folder}/{path}" if folder else path
+    return Item(path, allowed=allowed)
 
 
 #: Readers of files that name images, by suffix; a Parquet file may hold them too.
