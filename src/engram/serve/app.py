@@ -13,8 +13,6 @@ from engram.errors import EngramError
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
 from engram.serve.decoding.pool import Pool
-from engram.serve.hosts import AllowedHosts
-from engram.serve.limits import Shares
 from engram.serve.log import Log
 from engram.serve.middleware import RequestMiddleware, add_handlers, client_address
 from engram.serve.routes.infer import infer_router
@@ -74,11 +72,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.catalogue, app.state.batcher, app.state.log = catalogue, batcher, log
-    hosts = AllowedHosts(settings.host, settings.allow_host)
-    clients = Shares(settings.client_requests, "requests in progress")
-    app.add_middleware(
-        RequestMiddleware, telemetry=telemetry, log=log, hosts=hosts, clients=clients
-    )
+    app.add_middleware(RequestMiddleware, settings=settings, telemetry=telemetry, log=log)
     add_handlers(app)
     pipeline = RequestPipeline(settings, batcher, decoders, telemetry)
     for router in (

@@ -14,10 +14,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from engram.errors import EngramError
-from engram.serve.hosts import AllowedHosts
+from engram.serve.hosts import is_own_name
 from engram.serve.limits import Shares
 from engram.serve.log import Log
 from engram.serve.problems import Problem
+from engram.serve.service_settings import Settings
 from engram.serve.telemetry import Telemetry
 from engram.util.text import printable, without_paths
 
@@ -44,11 +45,9 @@ SECURITY_HEADERS = {
 class RequestMiddleware:
     """Refuses what no endpoint should see, adds security headers, counts, times and logs."""
 
-    def __init__(
-        self, app: ASGIApp, telemetry: Telemetry, log: Log, hosts: AllowedHosts, clients: Shares
-    ) -> None:
-        self.app, self.telemetry, self.log = app, telemetry, log
-        self.hosts, self.clients = hosts, clients
+    def __init__(self, app: ASGIApp, settings: Settings, telemetry: Telemetry, log: Log) -> None:
+        self.app, self.settings, self.telemetry, self.log = app, settings, telemetry, log
+        self.clients = Shares(settings.client_requests, "requests in progress")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -101,7 +100,8 @@ class RequestMiddleware:
                 close=True,
             )
         host = sent.get(b"host", b"").decode("latin-1")
-        if not self.hosts.allows(host, (scope.get("server") or ("",))[0]):
+        reached = (scope.get("server") or ("",))[0]
+        if not is_own_name(host, self.settings.host, self.settings.allow_host, reached):
             raise Problem(
                 421,
                 f"This service does not answer to the name {printable(host, 80)!r}; start it with "

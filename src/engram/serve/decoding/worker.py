@@ -53,7 +53,6 @@ _WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}  # TEM, restarts, start of image
 
 
 def send(connection: Connection, document: Document, data: bytes | bytearray = b"") -> None:
-    """Send a message."""
     connection.send_bytes(json.dumps(document).encode())
     connection.send_bytes(data)
 
@@ -66,10 +65,8 @@ def receive(connection: Connection) -> tuple[Document, bytearray]:
 def work(connection: Connection, memory: int, seconds: int) -> None:
     """Answer messages until the service closes the connection, or memory runs out.
 
-    Args:
-        connection: To the service.
-        memory: Bytes that this process may have beyond what it has now.
-        seconds: Limit for one message, for a process whose service has ended.
+    `memory` is what this process may have beyond what it has now, in bytes; `seconds` the limit for
+    one message, for a process whose service has ended.
     """
     # Signals of a terminal reach all: the service still needs decoders for what it has accepted.
     for number in (signal.SIGINT, signal.SIGTERM):
