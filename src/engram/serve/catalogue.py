@@ -15,7 +15,6 @@ import torch
 
 from engram.errors import EngramError
 from engram.export.runtime import make_engine
-from engram.images.preprocessing import Preprocessing
 from engram.inference.engine import Engine, TorchEngine, load_model, on_cpu
 from engram.methods import Base
 from engram.model import MemoryViT
@@ -71,10 +70,6 @@ class Snapshot:
     def embedding_names(self) -> tuple[str, ...]:
         """Tasks that have vectors, and base, with or without classes."""
         return tuple(self.model.embedding_names())
-
-    @cached_property
-    def preprocessing(self) -> Preprocessing:
-        return self.model.preprocessing
 
     @cached_property
     def tag(self) -> str:

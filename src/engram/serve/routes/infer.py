@@ -107,7 +107,7 @@ def infer_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Tokens
             response = TensorResponse(served, options, [outputs for _, outputs in images])
             return response.parts(), await pipeline.in_thread(response.headers)
 
-        form = {"json_bytes": _json_bytes(request), "size": snapshot.preprocessing.size}
+        form = {"json_bytes": _json_bytes(request), "size": snapshot.model.preprocessing.size}
         return pipeline.respond(request, snapshot, Query(InferOptions, form, served.asked, write))
 
     return router
@@ -158,7 +158,7 @@ class Served:
         def tensor(name: str, datatype: str, *shape: int) -> dict[str, Any]:
             return {"name": name, "datatype": datatype, "shape": [-1, *shape]}
 
-        size = self.snapshot.preprocessing.size
+        size = self.snapshot.model.preprocessing.size
         return {
             "name": self.name,
             "versions": [self.version],

@@ -42,8 +42,6 @@ from engram.serve.routes.writing import json_parts, numbers
 from engram.serve.tokens import Tokens
 from engram.util.devices import to_device
 
-Maps = tuple[bool, Tensor, Tensor]  # pooled, shares (l, parts), patches (l, rows, columns)
-
 
 def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Tokens) -> APIRouter:
     """The endpoints that run tasks on images."""
@@ -71,16 +69,16 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
         snapshot, kind = catalogue.now, content_type(request)
 
         async def write(options: PredictOptions, images: Sequence[Answered]) -> Written:
-            maps: list[Maps | None] = [None] * len(images)
+            maps: list[dict[str, Any]] = [{} for _ in images]
             if options.attention is not None:
                 for i, (image, _) in enumerate(images):
                     find = partial(task_attention, snapshot, options.attention, image.view)
-                    maps[i] = await pipeline.batcher.in_engine_thread(find)
+                    maps[i] = {"attention": await pipeline.batcher.in_engine_thread(find)}
             parts = (
                 {
                     **image.fields,
                     "tasks": task_answers(snapshot, outputs, options.top_k),
-                    **({} if own is None else {"attention": attention(options.attention, *own)}),
+                    **own,
                 }
                 for (image, outputs), own in zip(images, maps, strict=True)
             )
@@ -124,7 +122,7 @@ def _asked(snapshot: Snapshot, options: PredictOptions) -> Asked:
     if options.attention is not None:
         _names(snapshot, [options.attention], snapshot.names)
         config = snapshot.model.backbone.config
-        patches = math.prod(side // config.patch for side in snapshot.preprocessing.size)
+        patches = math.prod(side // config.patch for side in snapshot.model.preprocessing.size)
         values += config.depth * (patches + len(SOURCES))
     return names, values
 
@@ -135,18 +133,25 @@ def _asked_vectors(snapshot: Snapshot, options: EmbedOptions) -> Asked:
     return names, kept_values(snapshot, names, embeds=True)
 
 
-def task_attention(snapshot: Snapshot, name: str, view: Tensor) -> Maps:
-    """The attention of a task in one image."""
-    model, pixels = snapshot.model, normalise(view[None], snapshot.preprocessing)
+# Answers, in the parts that `json_parts` writes: a thousand classes of many tasks would be one long
+# wait for other threads
+
+
+def task_attention(snapshot: Snapshot, name: str, view: Tensor) -> dict[str, Any]:
+    """The attention of a task in one image, layer by layer, or of its side network (`pooled`)."""
+    model, pixels = snapshot.model, normalise(view[None], snapshot.model.preprocessing)
     maps = model.attention_maps(name, to_device(pixels, model.backbone.device))
     shares, patches = maps.shares.cpu(), maps.contribution[0].cpu()
     if not all(bool(part.isfinite().all()) for part in (shares, patches)):
         raise EngramError(f"The attention of {name!r} is not finite; train the task again.")
-    return maps.pooled, shares, patches
-
-
-# Answers, in the parts that `json_parts` writes: a thousand classes of many tasks would be one long
-# wait for other threads
+    layers = (
+        {
+            "shares": [round(share, 5) for share in own],
+            "patches": [[float(f"{p:.4g}") for p in row] for row in rows.tolist()],
+        }
+        for own, rows in zip(shares.tolist(), patches, strict=True)
+    )
+    return {"task": name, "parts": list(SOURCES), "pooled": maps.pooled, "layers": layers}
 
 
 def task_answers(
@@ -179,18 +184,6 @@ def task_answer(
     if familiarity is not None:
         found["familiarity"] = shown_familiarity(familiarity)
     return found
-
-
-def attention(task: str | None, pooled: bool, shares: Tensor, patches: Tensor) -> dict[str, Any]:
-    """The attention of a task in one image, layer by layer, or of its side network (`pooled`)."""
-    layers = (
-        {
-            "shares": [round(share, 5) for share in own],
-            "patches": [[float(f"{p:.4g}") for p in row] for row in rows.tolist()],
-        }
-        for own, rows in zip(shares.tolist(), patches, strict=True)
-    )
-    return {"task": task, "parts": list(SOURCES), "pooled": pooled, "layers": layers}
 
 
 def shown_vectors(vectors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -143,7 +143,7 @@ class RequestPipeline:
                     places.enter_context(self._answers.taken(address, count * each))
                     places.enter_context(self.batcher.reserve(count, address))
                     decoded = [
-                        await decoder.decode(i, name, snapshot.preprocessing)
+                        await decoder.decode(i, name, snapshot.model.preprocessing)
                         for i, name in enumerate(names)
                     ]
             views = [one.view for one in decoded]

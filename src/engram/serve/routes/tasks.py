@@ -275,7 +275,7 @@ def task_list(snapshot: Snapshot, engine: str, attaching: bool) -> dict[str, Any
             "source": without_folder(backbone.source),
             "fingerprint": backbone.fingerprint,
             "classes": head.classes if head is not None and head.classes else None,
-            "image_size": list(snapshot.preprocessing.size),
+            "image_size": list(snapshot.model.preprocessing.size),
             "layers": backbone.config.depth,
         },
         "tasks": [task_info(snapshot, name) for name in snapshot.public_engrams],
