@@ -21,20 +21,20 @@ from engram.serve.routes.predictions import predict_router
 from engram.serve.routes.request_pipeline import RequestPipeline
 from engram.serve.routes.schemas import error_responses
 from engram.serve.routes.tasks import tasks_router
-from engram.serve.service_settings import Settings
 from engram.serve.shadows import Shadows
 from engram.serve.telemetry import Telemetry
 from engram.serve.tokens import Tokens
 
 
 def create_app(
-    catalogue: Catalogue, settings: Settings, token: str | None = None, ask_token: str | None = None
+    catalogue: Catalogue, token: str | None = None, ask_token: str | None = None
 ) -> FastAPI:
     """The service for a catalogue; tasks can be attached and removed only if there is a token.
 
     With an `ask_token`, only clients that send it may ask.
     """
-    telemetry, log = Telemetry(), Log(settings.log)
+    settings, telemetry = catalogue.settings, Telemetry()
+    log = Log(settings.log)
 
     def log_refused_token(request: Request) -> None:
         client, path = client_address(request.scope), request.url.path

@@ -20,7 +20,7 @@ from engram.data.labels import find_column
 from engram.data.tables import csv_rows, open_text
 from engram.inference.bulk.addresses import NOWHERE, Allowed, file_systems, is_address, open_source
 from engram.inference.bulk.items import Item
-from engram.inference.bulk.tar_files import tar_items
+from engram.inference.bulk.tar_files import is_image, tar_items
 from engram.util.parquet import batches, open_parquet, pyarrow
 from engram.util.text import explained, first_line
 
@@ -72,7 +72,7 @@ def _items(source: str, image_column: str, allowed: Allowed) -> Iterator[Item]:
             with open_source(source) as file:
                 yield from _LISTS[suffix](file, source, near, image_column)
         elif suffix in _ARCHIVES:
-            yield from tar_items(source, _is_image)
+            yield from tar_items(source)
         elif is_address(source):
             yield from _below_address(source, suffix)
         elif os.path.isdir(source):
@@ -113,7 +113,7 @@ def _entries(folder: str) -> list[tuple[str, bool]]:
             is_folder = entry.is_dir(follow_symlinks=False)
             if not is_folder and entry.is_symlink() and os.path.isdir(entry.path):
                 continue  # it could lead back up
-            if is_folder or _is_image(entry.name):
+            if is_folder or is_image(entry.name):
                 found.append((entry.path, is_folder))
     return found
 
@@ -123,11 +123,7 @@ def _below_address(source: str, suffix: str) -> Iterator[Item]:
         yield Item(source)
         return
     system, path = file_systems().core.url_to_fs(source)
-    yield from (Item(system.unstrip_protocol(p)) for p in sorted(system.find(path)) if _is_image(p))
-
-
-def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in SUFFIXES
+    yield from (Item(system.unstrip_protocol(p)) for p in sorted(system.find(path)) if is_image(p))
 
 
 # Files that list images, or hold them

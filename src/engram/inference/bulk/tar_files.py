@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO
 
+from engram.data.folders import SUFFIXES
 from engram.errors import EngramError
 from engram.images.decode import MAX_IMAGE_BYTES
 from engram.inference.bulk.addresses import open_source
@@ -41,7 +43,11 @@ class DamagedArchive(EngramError):
     doubtful = 0
 
 
-def tar_items(source: str, is_image: Callable[[str], bool]) -> Iterator[Item]:
+def is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def tar_items(source: str) -> Iterator[Item]:
     """The images in a tar file, in its own order.
 
     Raises:
@@ -50,7 +56,7 @@ def tar_items(source: str, is_image: Callable[[str], bool]) -> Iterator[Item]:
     with open_source(source) as file:
         archive = _Archive(source, file)
         try:
-            yield from archive.items(is_image)
+            yield from archive.items()
         except EOFError:
             raise archive.damaged("the compressed data end there") from None
         except (gzip.BadGzipFile, zlib.error) as error:
@@ -69,7 +75,7 @@ class _Archive:
         self.file: IO[bytes] = gzip.GzipFile(fileobj=file) if self.compressed else file  # type: ignore[assignment]
         self.source, self.place, self.images = source, 0, 0
 
-    def items(self, is_image: Callable[[str], bool]) -> Iterator[Item]:
+    def items(self) -> Iterator[Item]:
         """The images, each after the header behind it: damage to that may begin in the image.
 
         An image that was given is not held any longer: the next may be as large.
