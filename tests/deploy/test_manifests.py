@@ -56,7 +56,7 @@ def settings_of(words: list[str]) -> Settings:
 def test_the_probes_are_answered_with_these_flags(name: str, bundle: Path) -> None:
     spec = container(name)
     settings = settings_of(spec["args"])
-    app = create_app(Catalogue.load(bundle, settings), settings, ask_token=None)
+    app = create_app(Catalogue.load(bundle, settings))
     probes = [spec[key]["httpGet"] for key in spec if key.endswith("Probe")]
     assert len(probes) >= 2
     with TestClient(app, "http://10.0.0.7") as client:

@@ -30,7 +30,6 @@ from engram.report.contents import (
     Picture,
     Pictures,
     Section,
-    Subsection,
     Table,
     Text,
 )
@@ -53,7 +52,7 @@ EXAMPLES: list[Content] = [
     ImageTable([NASTY], [ImageRow(NASTY, [IMAGE], NASTY)], NASTY, "masks", [(NASTY, "red")]),
     AttentionShares([NASTY], [LayerShares(1, [(0, 1.0)], NASTY)], NASTY),
     IllustratedTable(IMAGE, TABLE),
-    Subsection("inner", NASTY, [Text(NASTY)]),
+    Section("inner", NASTY, [Text(NASTY)]),
 ]
 
 

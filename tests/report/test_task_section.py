@@ -12,7 +12,7 @@ from tests.support.reports import answered, model_with, noise, settings_of, writ
 
 from engram.inference.evaluate import Answers
 from engram.methods import METHODS, LearnedPooling, Side
-from engram.report.contents import MAX_CLASSES, Facts, Subsection, Table, Text
+from engram.report.contents import MAX_CLASSES, Facts, Section, Table, Text
 from engram.report.task_section import TaskPart, task_section
 
 
@@ -71,7 +71,7 @@ def test_the_best_settings_of_a_sweep_come_first() -> None:
     (section,) = [
         content
         for content in task_section(model, part).contents
-        if isinstance(content, Subsection) and content.key == "settings-t"
+        if isinstance(content, Section) and content.key == "settings-t"
     ]
     table = section.contents[0]
     assert isinstance(table, Table)

@@ -12,7 +12,7 @@ from engram.serve.service_settings import Settings
 
 def test_the_engine_runs_while_the_service_is_open(world: World) -> None:
     settings = Settings()
-    app = create_app(Catalogue.load(world.bundle, settings), settings)
+    app = create_app(Catalogue.load(world.bundle, settings))
     assert not app.state.batcher.running
     with TestClient(app, "http://localhost") as client:
         assert app.state.batcher.running
@@ -22,7 +22,7 @@ def test_the_engine_runs_while_the_service_is_open(world: World) -> None:
 
 def test_the_document_names_the_limits_of_this_service(world: World) -> None:
     settings = Settings(max_images=3)
-    app = create_app(Catalogue.load(world.bundle, settings), settings)
+    app = create_app(Catalogue.load(world.bundle, settings))
     body = app.openapi()["paths"]["/v1/predict"]["post"]["requestBody"]["content"]
     form, document = (kind["schema"]["properties"] for kind in body.values())
     assert form["image"]["maxItems"] == document["images"]["maxItems"] == 3

@@ -21,8 +21,7 @@ import engram
 from engram import EngramError
 from engram.backbones.load import save_backbone
 from engram.export import onnx_engine
-from engram.export.engines import make_engine
-from engram.export.runtime import RUNTIMES
+from engram.export.runtime import RUNTIMES, make_engine
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT

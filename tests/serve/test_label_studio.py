@@ -66,7 +66,7 @@ def backend(answering: TestClient, tmp_path: Path) -> Callable[..., TestClient]:
     def make(own: LabelSecrets = SECRETS, task: str = "kinds") -> TestClient:
         client = httpx.Client(transport=httpx.MockTransport(answer))
         made = LabelBackend(LabelSettings(), task, tmp_path / "labelled", own, client)
-        return TestClient(label_app(made, own.password), "http://localhost")
+        return TestClient(label_app(made), "http://localhost")
 
     return make
 

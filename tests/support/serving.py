@@ -89,7 +89,7 @@ class Opened:
         self, token: str | None = TOKEN, ask_token: str | None = None, **settings: Any
     ) -> TestClient:
         catalogue = Catalogue.load(self.bundle, Settings(**settings))
-        app = create_app(catalogue, catalogue.settings, token, ask_token)
+        app = create_app(catalogue, token, ask_token)
         client = TestClient(app, "http://localhost", raise_server_exceptions=False)
         client.__enter__()
         self.clients.append(client)

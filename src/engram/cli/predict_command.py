@@ -101,7 +101,7 @@ def predict_command(
     with bars(as_json) as progress:
         progress("loading the tasks", 0, 0)
         from engram.data.folders import image_paths
-        from engram.export.engines import make_engine
+        from engram.export.runtime import make_engine
         from engram.inference.bulk.answering import Answering, answered_here
         from engram.inference.bulk.predict_to import predict_to
         from engram.inference.predict import predict

@@ -17,7 +17,6 @@ from engram.report.contents import (
     Picture,
     Pictures,
     Section,
-    Subsection,
     Table,
     Text,
 )
@@ -57,7 +56,7 @@ def _contents(name: str, drift: Drift) -> Iterator[Content]:
         yield Charts(charts, "Shares of the images. Solid: reference; dashed: new.")
     for one in comparisons:
         if one.classes:
-            yield Subsection(f"answers-{name}", "Answers", [_answers(one)])
+            yield Section(f"answers-{name}", "Answers", [_answers(one)])
     reference, new = drift.reference.tasks[name], drift.new.tasks[name]
     changed = changed_answers(reference, new)
     both = len(reference.keys() & new.keys())
@@ -68,7 +67,7 @@ def _contents(name: str, drift: Drift) -> Iterator[Content]:
             for image, before, now in changed[: _TRIED * MAX_PICTURES]
         )
         pictures = _pictures(shown, f"{about}, those with the surest answers first.")
-        yield Subsection(f"changed-{name}", "Other answers than before", [pictures])
+        yield Section(f"changed-{name}", "Other answers than before", [pictures])
     least = least_familiar(new)
     if least:
         shown = (
@@ -77,7 +76,7 @@ def _contents(name: str, drift: Drift) -> Iterator[Content]:
         )
         below = sum((one.familiarity or 0) < 0 for _, one in least)
         note = f"{below:,} of {counted(len(least), 'image')} have a familiarity below 0."
-        yield Subsection(f"unfamiliar-{name}", "Least familiar now", [_pictures(shown, note)])
+        yield Section(f"unfamiliar-{name}", "Least familiar now", [_pictures(shown, note)])
 
 
 def _histogram(one: Comparison) -> str:

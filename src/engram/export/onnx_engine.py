@@ -22,7 +22,7 @@ from torch.func import functional_call
 
 from engram.export.quantise import Array, quantise
 from engram.export.runtime import INPUT, RUNTIMES, Runtime, require_onnx
-from engram.export.verify import all_outputs, expected_outputs, verified
+from engram.export.verify import expected_outputs, verified
 from engram.export.write import (
     OPSET,
     check_exportable,
@@ -30,7 +30,7 @@ from engram.export.write import (
     converted,
     quiet_exporters,
 )
-from engram.inference.engine import Computed, Engine, join_images
+from engram.inference.engine import Computed, Engine, OneByOne, join_images
 from engram.methods.adapters import PaddedAdapters
 from engram.methods.forward import Cached, FastPass
 from engram.methods.masked import JoinedMemory
@@ -88,31 +88,26 @@ class OnnxEngine(Engine):
             method.needs & (Needs.LAYERS | Needs.STATISTICS) and not method.streams
             for method in methods.values()
         )
-        forward = all_outputs(self, self.names)
-        verified(forward, pixels, expected, runtime.precision, "it is not used")
+        verified(self, pixels, expected, runtime.precision, "it is not used")
 
     def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
-        """Outputs and familiarity of `MemoryViT.with_familiarity`."""
         # With RMSNorm, last bits of the graph's tokens were seen to depend on the batch.
         if self.runtime.rounds and len(pixels) > 1 and self.model.backbone.config.norm == "rms":
-            return join_images(
-                [self.with_familiarity(one, tasks) for one in torch.split(pixels, 1)], tasks
-            )
+            return OneByOne(self).with_familiarity(pixels, tasks)
         raw, tokens, layers = self.graph.run(pixels, self.inputs, self.reads_layers)
         streams = self.memory.split(tokens) if self.memory else {}
         size = (pixels.shape[-2], pixels.shape[-1])
+        # A product of one row is computed in another order than one of several: last bits would
+        # depend on how many images there are, and on which tasks stand side by side.
+        step, asked = (1, self.names) if self.runtime.rounds else (len(pixels), tasks)
+        parts = []
         with torch.inference_mode():
-            if not self.runtime.rounds:
-                cached = Cached(layers=layers, raw=raw, streams=streams)
-                return self.model.with_familiarity_from_cache(cached, tasks, size)
-            # A product of one row is computed in another order than one of several: last bits
-            # would depend on how many images there are, and on which tasks stand side by side.
-            parts = []
-            for i in range(len(pixels)):
-                own = {name: one[i : i + 1] for name, one in streams.items()}
-                normed = [one[i : i + 1] for one in layers]
-                cached = Cached(layers=normed, raw=raw[i : i + 1], streams=own)
-                parts.append(self.model.with_familiarity_from_cache(cached, self.names, size))
+            for start in range(0, len(pixels), step):
+                some = slice(start, start + step)
+                own = {name: one[some] for name, one in streams.items()}
+                normed = [one[some] for one in layers]
+                cached = Cached(layers=normed, raw=raw[some], streams=own)
+                parts.append(self.model.with_familiarity_from_cache(cached, asked, size))
         return join_images(parts, tasks)
 
 

@@ -1,4 +1,4 @@
-"""Running exported files: both kinds are engines, as the model itself is."""
+"""Exported files and graphs as engines, as the model is; onnxruntime and OpenVINO run them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
 from engram.errors import EngramError, Notice
-from engram.inference.engine import Computed, Engine, familiarity_name
+from engram.inference.engine import (
+    Computed,
+    Engine,
+    EngineSettings,
+    OneByOne,
+    familiarity_name,
+    torch_engine,
+)
+from engram.model import MemoryViT
+from engram.util.flag_names import flag
 from engram.util.optional import require
 from engram.util.text import first_line
 
@@ -91,18 +100,14 @@ class OnnxModel(Engine):
 class TorchProgram(Engine):
     """An exported .pt2 file that can be run."""
 
-    def __init__(self, path: Path) -> None:
-        self._program = torch.export.load(path).module()
+    def __init__(self, file: Path | IO[bytes]) -> None:
+        self._program = torch.export.load(file).module()
 
     def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
         outputs = self._program(pixels)
-        known = {
-            name: familiarity_name(name) for name in tasks if familiarity_name(name) in outputs
-        }
-        return (
-            {name: outputs[name] for name in tasks},
-            {name: outputs[output] for name, output in known.items()},
-        )
+        familiar = [name for name in tasks if familiarity_name(name) in outputs]
+        familiarity = {name: outputs[familiarity_name(name)] for name in familiar}
+        return {name: outputs[name] for name in tasks}, familiarity
 
 
 @dataclass(frozen=True)
@@ -217,3 +222,50 @@ def require_onnx() -> None:
     """Refuse with a sentence if a package that ONNX export needs is missing."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package, extra="export", purpose="ONNX export")
+
+
+# The engine that settings name
+
+
+def make_engine(model: MemoryViT, settings: EngineSettings, before: Engine | None = None) -> Engine:
+    """The engine that settings name, for a model, which moves to its device.
+
+    All but torch export the backbone first, unless that of the engine `before` is the same; they
+    run on the CPU, in the precision of their name, with as many threads as torch.
+    """
+    if settings.engine == "torch":
+        return torch_engine(model, settings)
+    for name, value, own in (
+        ("device", settings.device, ("auto", "cpu")),
+        ("precision", settings.precision, ("fp32",)),
+        ("backbone_dtype", model.backbone.stored, ("fp32",)),
+    ):
+        if value not in own:
+            raise EngramError(
+                f"{flag('engine')} is {settings.engine!r}, which has no {flag(name)} {value}; "
+                f"leave that out, or use {flag('engine')} torch."
+            )
+    runtime = RUNTIMES[settings.engine]
+    if all(task.method.shares_pass for task in model.tasks.values()):
+        from engram.export.onnx_engine import OnnxEngine
+
+        return OnnxEngine(model, runtime, before=before)
+    whole = _WholeGraph(model, runtime)
+    return OneByOne(whole) if runtime.rounds else whole
+
+
+class _WholeGraph(OnnxModel):
+    """A model as one graph: a task that changes the backbone's tokens has no other beside it."""
+
+    def __init__(self, model: MemoryViT, runtime: Runtime) -> None:
+        from engram.export.verify import expected_outputs, verified
+        from engram.export.write import check_exportable, onnx_file
+
+        require_onnx()
+        names = check_exportable(model)
+        precision = "int8" if runtime.precision == "int8" else "float32"
+        graph, _ = onnx_file(model, names, precision, "it is not used")
+        super().__init__(graph)
+        if runtime.library != "onnxruntime":
+            self._session = runtime.open(graph)
+            verified(self, *expected_outputs(model, names), runtime.precision, "it is not used")

@@ -65,11 +65,6 @@ def by_output(
     return {**outputs, **{familiarity_name(name): own for name, own in familiarity.items()}}
 
 
-def all_outputs(engine: Engine, names: Sequence[str]) -> Forward:
-    """An engine as a function of pixels alone."""
-    return lambda pixels: by_output(*engine.with_familiarity(pixels, names))
-
-
 def compare(
     forward: Forward, pixels: Tensor, expected: Mapping[str, Tensor]
 ) -> dict[str, Difference]:
@@ -82,9 +77,14 @@ def compare(
 
 
 def verified(
-    forward: Forward, pixels: Tensor, expected: Mapping[str, Tensor], precision: str, end: str
+    engine: Engine, pixels: Tensor, expected: Mapping[str, Tensor], precision: str, end: str
 ) -> dict[str, Difference]:
     """Differences of outputs from those expected; too much is an EngramError with this `end`."""
+    names = [name for name in expected if ":" not in name]  # the others are familiarity
+
+    def forward(some: Tensor) -> dict[str, Tensor]:
+        return by_output(*engine.with_familiarity(some, names))
+
     differences = compare(forward, pixels, expected)
     for name, found in differences.items():
         task, _, familiarity = name.partition(":")

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from engram.errors import EngramError
 from engram.export import standalone
 from engram.export.quantise import quantise, round_weights
-from engram.export.runtime import INPUT, KEY, OnnxModel, require_onnx
-from engram.export.verify import Difference, all_outputs, by_output, expected_outputs, verified
+from engram.export.runtime import INPUT, KEY, OnnxModel, TorchProgram, require_onnx
+from engram.export.verify import Difference, by_output, expected_outputs, verified
 from engram.inference.engine import familiarity_name
 from engram.model import MemoryViT
 from engram.tasks.class_statistics import ClassStatistics
@@ -118,19 +118,22 @@ def onnx_file(
     """
     check_onnx_size(model)
     pixels, expected = expected_outputs(model, names)
-    proto = onnx_graph(model, names, pixels)
+    proto, about = converted(trace(model, names, pixels)), metadata(model, names, precision)
+    familiar = [name for name in names if model.task(name).statistics is not None]
+    _rename_values(proto, [*names, *map(familiarity_name, familiar)])
+    del proto.metadata_props[:]
+    proto.metadata_props.add(key=KEY, value=json.dumps(about))
+    proto.producer_name, proto.producer_version = about["library"].split()
     data = proto.SerializeToString()
-    differences = verified(all_outputs(OnnxModel(data), names), pixels, expected, "fp32", end)
-    if precision != "float32":
-        if precision == "int8":
-            quantise(proto, [{INPUT: image.numpy()} for image in torch.split(pixels, 1)])
-        else:
-            round_weights(proto, precision.split()[0])
-        set_metadata(proto, metadata(model, names, precision))
-        data = proto.SerializeToString()
-        forward = all_outputs(OnnxModel(data), names)
-        differences = verified(forward, pixels, expected, precision, end)
-    return data, differences
+    differences = verified(OnnxModel(data), pixels, expected, "fp32", end)
+    if precision == "float32":
+        return data, differences
+    if precision == "int8":
+        quantise(proto, [{INPUT: image.numpy()} for image in torch.split(pixels, 1)])
+    else:
+        round_weights(proto, precision.split()[0])
+    data = proto.SerializeToString()
+    return data, verified(OnnxModel(data), pixels, expected, precision, end)
 
 
 def export_torch(
@@ -170,9 +173,9 @@ def export_torch(
     with quiet_exporters():
         torch.export.save(trace(model, names, pixels), file, extra_files=about)
         file.seek(0)
-        loaded = torch.export.load(file).module()
+        program = TorchProgram(file)
     data = file.getvalue()
-    differences = verified(loaded, pixels, expected, "fp32", f"{path} was not written")
+    differences = verified(program, pixels, expected, "fp32", f"{path} was not written")
     write_atomically(path, data)
     return Export(path, "torch", False, len(data), time.monotonic() - began, differences, None)
 
@@ -320,15 +323,6 @@ class _ExportModule(nn.Module):
         return by_output(*self.model.with_familiarity(pixels, self.names))
 
 
-def onnx_graph(model: MemoryViT, names: Sequence[str], pixels: Tensor) -> Any:
-    """An ONNX model with the outputs of each of `names`, and the metadata."""
-    proto = converted(trace(model, names, pixels))
-    familiar = [name for name in names if model.task(name).statistics is not None]
-    _rename_values(proto, [*names, *map(familiarity_name, familiar)])
-    set_metadata(proto, metadata(model, names))
-    return proto
-
-
 def converted(program: torch.export.ExportedProgram) -> Any:
     """A program of torch.export as an ONNX model."""
     with quiet_exporters():
@@ -382,10 +376,3 @@ def _rename_values(proto: Any, names: Sequence[str]) -> None:
         dimension = value.type.tensor_type.shape.dim[0]
         if dimension.dim_param:
             dimension.dim_param = "batch"
-
-
-def set_metadata(proto: Any, document: Mapping[str, Any]) -> None:
-    """Replace the metadata of an ONNX model."""
-    del proto.metadata_props[:]
-    proto.metadata_props.add(key=KEY, value=json.dumps(document))
-    proto.producer_name, proto.producer_version = document["library"].split()

@@ -73,7 +73,6 @@ class TorchEngine(Engine):
     def with_familiarity(
         self, pixels: Tensor, tasks: Sequence[str], route: Route = None
     ) -> Computed:
-        """Outputs and familiarity, as `MemoryViT.with_familiarity`."""
         known = (self.model.task(name).statistics for name in tasks)
         if route is None and all(statistics is None for statistics in known):
             return self.run(pixels, tasks), {}
@@ -84,7 +83,6 @@ class TorchEngine(Engine):
     def embed(
         self, pixels: Tensor, names: Sequence[str] | None = None, route: Route = None
     ) -> dict[str, Tensor]:
-        """The vectors of `MemoryViT.embed`."""
         with self._inference():
             return self.model.embed(to_device(pixels, self.device), names, self.exact, route)
 

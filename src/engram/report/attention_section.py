@@ -16,7 +16,7 @@ from engram.report.contents import (
     ImageRow,
     ImageTable,
     LayerShares,
-    Subsection,
+    Section,
     Text,
 )
 from engram.report.images import backbone_views, paint_attention, thumbnail
@@ -30,7 +30,7 @@ _NOTE = (
 )
 
 
-def attention_subsections(model: MemoryViT, answers: Answers) -> list[Subsection]:
+def attention_sections(model: MemoryViT, answers: Answers) -> list[Section]:
     """Maps and shares, or the reason why there are none."""
     examples = _examples(answers)
     samples = [int(answers.samples[i]) for i, _ in examples]
@@ -38,7 +38,7 @@ def attention_subsections(model: MemoryViT, answers: Answers) -> list[Subsection
     try:
         found = model.attention_maps(answers.task, pixels)
     except EngramError as error:
-        return [Subsection(f"attention-{answers.task}", _MAPS, [Text(str(error))])]
+        return [Section(f"attention-{answers.task}", _MAPS, [Text(str(error))])]
     shown = _shown_maps(found)
     rows = []
     for view, layers, (_, label) in zip(views, found.contribution, examples, strict=True):
@@ -49,13 +49,11 @@ def attention_subsections(model: MemoryViT, answers: Answers) -> list[Subsection
         rows.append(ImageRow(label, [thumbnail(view, label), *maps]))
     columns = ("image", *(title for title, _ in shown.values()))
     note = _pooled_note(found) if found.pooled else _NOTE
-    subsections = [
-        Subsection(f"attention-{answers.task}", _MAPS, [ImageTable(columns, rows, note)])
-    ]
+    sections = [Section(f"attention-{answers.task}", _MAPS, [ImageTable(columns, rows, note)])]
     if not found.pooled:
         title = "Attention shares, layer by layer"
-        subsections.append(Subsection(f"shares-{answers.task}", title, [_shares(found)]))
-    return subsections
+        sections.append(Section(f"shares-{answers.task}", title, [_shares(found)]))
+    return sections
 
 
 def _shown_maps(found: AttentionMaps) -> dict[int, tuple[str, str]]:
@@ -80,22 +78,19 @@ def _pooled_note(found: AttentionMaps) -> str:
 def _examples(answers: Answers) -> list[tuple[int, str]]:
     """Images to show, as rows of the answers, each with a label.
 
-    For classification they are the first image of each class that was predicted correctly.
+    For classification they are the first image of each class that was predicted correctly; the
+    first of all if none was.
     """
     if answers.labels.ndim == 1 and not answers.kind.per_pixel:
-        classes, rows = answers.dataset.classes, _first_of_each_class(answers)[:MAX_EXAMPLES]
-        return [(i, classes[int(answers.labels[i])]) for i in rows]
+        first: dict[int, int] = {}
+        right = answers.logits.argmax(1) == answers.labels
+        for i in torch.nonzero(right).flatten().tolist():
+            first.setdefault(int(answers.labels[i]), i)
+        rows = [first[label] for label in sorted(first)] or range(len(right))
+        names = answers.dataset.classes
+        return [(i, names[int(answers.labels[i])]) for i in rows[:MAX_EXAMPLES]]
     samples = answers.samples[:MAX_EXAMPLES].tolist()
     return [(i, Path(answers.dataset.sample_name(sample)).name) for i, sample in enumerate(samples)]
-
-
-def _first_of_each_class(answers: Answers) -> list[int]:
-    """The first correct prediction of each class; all rows if there is none."""
-    first: dict[int, int] = {}
-    right = answers.logits.argmax(1) == answers.labels
-    for i in torch.nonzero(right).flatten().tolist():
-        first.setdefault(int(answers.labels[i]), i)
-    return [first[label] for label in sorted(first)] or list(range(len(right)))
 
 
 def _shares(found: AttentionMaps) -> AttentionShares:

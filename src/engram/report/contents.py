@@ -25,17 +25,10 @@ class Content:
 
 
 @dataclass(frozen=True)
-class Section:
-    """A part of the page with a link at its top."""
+class Section(Content):
+    """A part of the page with a link at its top, or a part of such a section."""
 
     key: str  # its id in the page
-    title: str
-    contents: Sequence[Content]
-
-
-@dataclass(frozen=True)
-class Subsection(Content):
-    key: str
     title: str
     contents: Sequence[Content]
 

@@ -30,7 +30,10 @@ def costs_section(model: MemoryViT, specs: Sequence[TaskSpec]) -> Section:
     """Every regime for a task like the first; if there are several tasks, those as well."""
     tables = [_regimes(model, specs[0])]
     if len(specs) > 1:
-        tables.append(_tasks(model, specs))
+        costs = costs_by_task(model)
+        rows = [(spec.name, spec.regime, *_figures(costs[spec.name])) for spec in specs]
+        columns, note = ("task", "regime", *_COLUMNS), "The tasks of this page."
+        tables.append(Table(columns, rows, note, text_columns=2))
     return Section("regimes", "What it costs", tables)
 
 
@@ -61,12 +64,6 @@ def _regimes(model: MemoryViT, spec: TaskSpec) -> Table:
     columns = ("regime", "what trains", *_COLUMNS, "shares the pass")
     own = [row[0] for row in rows].index(spec.regime)
     return Table(columns, rows, note, own, text_columns=2)
-
-
-def _tasks(model: MemoryViT, specs: Sequence[TaskSpec]) -> Table:
-    costs = costs_by_task(model)
-    rows = [(spec.name, spec.regime, *_figures(costs[spec.name])) for spec in specs]
-    return Table(("task", "regime", *_COLUMNS), rows, "The tasks of this page.", text_columns=2)
 
 
 def _figures(costs: Costs) -> tuple[str, ...]:

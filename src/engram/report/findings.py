@@ -27,7 +27,7 @@ from engram.report.contents import (
     MatrixCell,
     Mistake,
     Mistakes,
-    Subsection,
+    Section,
     Table,
     Text,
 )
@@ -57,11 +57,11 @@ def _image(model: MemoryViT, answers: Answers, row: int, alt: str) -> tuple[Thum
     return image, answers.dataset.sample_name(sample)
 
 
-def _mistakes_subsection(
+def _mistakes_section(
     answers: Answers, mistakes: Sequence[Mistake], note: str, title: str = "Worst mistakes"
-) -> Subsection:
+) -> Section:
     shown: Content = Mistakes(mistakes, note) if mistakes else Text("There are none.")
-    return Subsection(f"mistakes-{answers.task}", title, [shown])
+    return Section(f"mistakes-{answers.task}", title, [shown])
 
 
 def _worst(rows: int) -> str:
@@ -78,10 +78,10 @@ def _bars(rows: list[tuple[float, str, str]], note: str = "") -> Bars:
 # Classification
 
 
-def _classification(model: MemoryViT, answers: Answers) -> list[Subsection]:
+def _classification(model: MemoryViT, answers: Answers) -> list[Section]:
     return [
-        Subsection(f"confusion-{answers.task}", "Confusion matrix", [_confusion(answers)]),
-        Subsection(f"classes-{answers.task}", "Accuracy per class", [_accuracies(answers)]),
+        Section(f"confusion-{answers.task}", "Confusion matrix", [_confusion(answers)]),
+        Section(f"classes-{answers.task}", "Accuracy per class", [_accuracies(answers)]),
         _confident_mistakes(model, answers),
     ]
 
@@ -132,7 +132,7 @@ def _accuracies(answers: Answers) -> Bars:
     return _bars([(one, classes[c], f"{one:.0%} of {int(images[c]):,}") for c, one in shares])
 
 
-def _confident_mistakes(model: MemoryViT, answers: Answers) -> Subsection:
+def _confident_mistakes(model: MemoryViT, answers: Answers) -> Section:
     classes, (probability, predicted) = answers.dataset.classes, answers.logits.softmax(1).max(1)
     wrong = torch.nonzero(predicted != answers.labels).flatten()
     worst = wrong[probability[wrong].argsort(descending=True)][:MAX_MISTAKES].tolist()
@@ -148,17 +148,17 @@ def _confident_mistakes(model: MemoryViT, answers: Answers) -> Subsection:
         if len(worst) == len(wrong)
         else f"; these are the {len(worst)} most confident ones."
     )
-    return _mistakes_subsection(answers, shown, note)
+    return _mistakes_section(answers, shown, note)
 
 
 # Several labels per image
 
 
-def _multilabel(model: MemoryViT, answers: Answers) -> list[Subsection]:
+def _multilabel(model: MemoryViT, answers: Answers) -> list[Section]:
     predicted = answers.logits.sigmoid() >= answers.fitted["thresholds"]
     per_class = _class_metrics(answers, predicted)
     return [
-        Subsection(f"classes-{answers.task}", "Metrics per class", [per_class]),
+        Section(f"classes-{answers.task}", "Metrics per class", [per_class]),
         _wrong_labels(model, answers, predicted),
     ]
 
@@ -191,7 +191,7 @@ def _class_metrics(answers: Answers, predicted: Tensor) -> Table:
     return Table(columns, rows, note)
 
 
-def _wrong_labels(model: MemoryViT, answers: Answers, predicted: Tensor) -> Subsection:
+def _wrong_labels(model: MemoryViT, answers: Answers, predicted: Tensor) -> Section:
     true, labels = answers.labels.bool(), answers.labels.float()
     wrong = torch.nonzero((predicted != true).any(1)).flatten()
     loss = binary_cross_entropy_with_logits(answers.logits, labels, reduction="none").mean(1)
@@ -209,18 +209,18 @@ def _wrong_labels(model: MemoryViT, answers: Answers, predicted: Tensor) -> Subs
         f"{len(wrong):,} of {len(predicted):,} images have a label too many or too few; these "
         "have the highest loss."
     )
-    return _mistakes_subsection(answers, shown, note)
+    return _mistakes_section(answers, shown, note)
 
 
 # Regression
 
 
-def _regression(model: MemoryViT, answers: Answers) -> list[Subsection]:
+def _regression(model: MemoryViT, answers: Answers) -> list[Section]:
     note = "The images with the largest errors, the worst first."
     return [
-        Subsection(f"scatter-{answers.task}", "Predicted and true values", [_scatter(answers)]),
-        Subsection(f"classes-{answers.task}", "Errors of each number", [_errors(answers)]),
-        _mistakes_subsection(answers, _largest_errors(model, answers), note, "Largest errors"),
+        Section(f"scatter-{answers.task}", "Predicted and true values", [_scatter(answers)]),
+        Section(f"classes-{answers.task}", "Errors of each number", [_errors(answers)]),
+        _mistakes_section(answers, _largest_errors(model, answers), note, "Largest errors"),
     ]
 
 
@@ -277,10 +277,10 @@ def _largest_errors(model: MemoryViT, answers: Answers) -> list[Mistake]:
 # Segmentation
 
 
-def _segmentation(model: MemoryViT, answers: Answers) -> list[Subsection]:
+def _segmentation(model: MemoryViT, answers: Answers) -> list[Section]:
     return [
-        Subsection(f"masks-{answers.task}", "Masks", [_masks(model, answers)]),
-        Subsection(f"classes-{answers.task}", "IoU per class", [_class_ious(answers)]),
+        Section(f"masks-{answers.task}", "Masks", [_masks(model, answers)]),
+        Section(f"classes-{answers.task}", "IoU per class", [_class_ious(answers)]),
     ]
 
 
@@ -346,10 +346,10 @@ def _class_ious(answers: Answers) -> Bars:
 # Good images, and others
 
 
-def _anomaly(model: MemoryViT, answers: Answers) -> list[Subsection]:
+def _anomaly(model: MemoryViT, answers: Answers) -> list[Section]:
     return [
-        Subsection(f"scores-{answers.task}", "Scores", [_score_histogram(answers)]),
-        Subsection(f"maps-{answers.task}", "Heat maps", [_heat_maps(model, answers)]),
+        Section(f"scores-{answers.task}", "Scores", [_score_histogram(answers)]),
+        Section(f"maps-{answers.task}", "Heat maps", [_heat_maps(model, answers)]),
     ]
 
 
@@ -389,8 +389,8 @@ def _heat_maps(model: MemoryViT, answers: Answers) -> ImageTable:
     return ImageTable(("image", "heat map"), rows, note, "masks")
 
 
-#: The subsections of a task's section, by the name of its kind.
-FINDINGS: Mapping[str, Callable[[MemoryViT, Answers], Sequence[Subsection]]] = {
+#: The sections of a task's section, by the name of its kind.
+FINDINGS: Mapping[str, Callable[[MemoryViT, Answers], Sequence[Section]]] = {
     "classification": _classification,
     "multilabel": _multilabel,
     "regression": _regression,

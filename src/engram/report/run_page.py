@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from engram.data.datasets import Dataset, Splits
+from engram.data.datasets import Splits
 from engram.errors import EngramError
 from engram.model import MemoryViT
 from engram.report.page import answers_for_report, write_report
@@ -66,7 +66,8 @@ def write_run_report(
     tried = result.table(KINDS[splits.kind]) if isinstance(result, AutoResult) else None
     try:
         answers = known or answers_for_report(model, dataset, result.task)
-        lead += _sampled(answers.dataset, dataset)
+        if (few := len(answers.dataset)) < len(dataset):
+            lead += f" The page is about {few:,} of the {len(dataset):,} images, chosen at random."
         page = write_report(
             folder / "report.html",
             model,
@@ -114,12 +115,6 @@ def _calibrated(result: AutoResult | Result | SweepResult, split: str) -> str:
         f"{shown('ece', metrics['ece'])}, and without it would be "
         f"{shown('ece', metrics['uncalibrated_ece'])}."
     )
-
-
-def _sampled(shown: Dataset, dataset: Dataset) -> str:
-    if len(shown) == len(dataset):
-        return ""
-    return f" The page is about {len(shown):,} of the {len(dataset):,} images, chosen at random."
 
 
 def read_history(path: Path) -> list[dict[str, float]]:

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
-from engram.report.attention_section import attention_subsections
+from engram.report.attention_section import attention_sections
 from engram.report.contents import (
     MAX_CLASSES,
     Charts,
     Content,
     Facts,
     Section,
-    Subsection,
     Table,
     Text,
 )
@@ -60,23 +59,23 @@ def task_section(model: MemoryViT, part: TaskPart) -> Section:
     contents: list[Content] = [Text(_data(model, answers)), Facts(_facts(model, answers))]
     if part.settings:
         table = _settings(kind, part.settings)
-        contents.append(Subsection(f"settings-{name}", "Settings that were tried", [table]))
+        contents.append(Section(f"settings-{name}", "Settings that were tried", [table]))
     if part.tried is not None:
         columns, rows = part.tried
         kept = next(i for i, row in enumerate(rows) if row[-1].startswith("kept"))
         table = Table(columns, rows, _TRIED, highlighted=kept)
-        contents.append(Subsection(f"tried-{name}", "Regimes that were tried", [table]))
+        contents.append(Section(f"tried-{name}", "Regimes that were tried", [table]))
     if part.history:
         metric = kind.metric_title(validation_metric(part.history[0]))
         note = "" if part.tried is None else _TOGETHER
         charts = Charts(learning_curves(part.history, metric), note)
-        contents.append(Subsection(f"curves-{name}", "Learning curves", [charts]))
+        contents.append(Section(f"curves-{name}", "Learning curves", [charts]))
     if len(answers.labels):
         contents += _familiarity(model, answers)
         contents += FINDINGS[kind.name](model, answers)
         patches = kind.per_pixel or kind.one_class  # then no token reads the answer
         if spec.method.token_per_class or not patches:
-            contents += attention_subsections(model, answers)
+            contents += attention_sections(model, answers)
     return Section(f"task-{name}", f"Task {name}", contents)
 
 

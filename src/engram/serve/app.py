@@ -13,8 +13,6 @@ from engram.errors import EngramError
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
 from engram.serve.decoding.pool import Pool
-from engram.serve.hosts import AllowedHosts
-from engram.serve.limits import Shares
 from engram.serve.log import Log
 from engram.serve.middleware import RequestMiddleware, add_handlers, client_address
 from engram.serve.routes.infer import infer_router
@@ -23,21 +21,20 @@ from engram.serve.routes.predictions import predict_router
 from engram.serve.routes.request_pipeline import RequestPipeline
 from engram.serve.routes.schemas import error_responses
 from engram.serve.routes.tasks import tasks_router
-from engram.serve.routes.teaching import teach_router
-from engram.serve.service_settings import Settings
 from engram.serve.shadows import Shadows
 from engram.serve.telemetry import Telemetry
 from engram.serve.tokens import Tokens
 
 
 def create_app(
-    catalogue: Catalogue, settings: Settings, token: str | None = None, ask_token: str | None = None
+    catalogue: Catalogue, token: str | None = None, ask_token: str | None = None
 ) -> FastAPI:
     """The service for a catalogue; tasks can be attached and removed only if there is a token.
 
     With an `ask_token`, only clients that send it may ask.
     """
-    telemetry, log = Telemetry(), Log(settings.log)
+    settings, telemetry = catalogue.settings, Telemetry()
+    log = Log(settings.log)
 
     def log_refused_token(request: Request) -> None:
         client, path = client_address(request.scope), request.url.path
@@ -75,18 +72,13 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.catalogue, app.state.batcher, app.state.log = catalogue, batcher, log
-    hosts = AllowedHosts(settings.host, settings.allow_host)
-    clients = Shares(settings.client_requests, "requests in progress")
-    app.add_middleware(
-        RequestMiddleware, telemetry=telemetry, log=log, hosts=hosts, clients=clients
-    )
+    app.add_middleware(RequestMiddleware, settings=settings, telemetry=telemetry, log=log)
     add_handlers(app)
     pipeline = RequestPipeline(settings, batcher, decoders, telemetry)
     for router in (
         predict_router(catalogue, pipeline, tokens),
-        teach_router(catalogue, pipeline, tokens),
         infer_router(catalogue, pipeline, tokens),
-        tasks_router(catalogue, settings, tokens, log),
+        tasks_router(catalogue, pipeline, tokens, log),
         operations_router(batcher, telemetry, tokens),
     ):
         app.include_router(router)

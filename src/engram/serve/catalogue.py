@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from engram.errors import EngramError
-from engram.export.engines import make_engine
-from engram.images.preprocessing import Preprocessing
+from engram.export.runtime import make_engine
 from engram.inference.engine import Engine, TorchEngine, load_model, on_cpu
 from engram.methods import Base
 from engram.model import MemoryViT
@@ -73,10 +72,6 @@ class Snapshot:
         return tuple(self.model.embedding_names())
 
     @cached_property
-    def preprocessing(self) -> Preprocessing:
-        return self.model.preprocessing
-
-    @cached_property
     def tag(self) -> str:
         """Changes with the tasks, and with nothing else."""
         return hashlib.sha256(",".join(self.contents.values()).encode()).hexdigest()[:16]
@@ -103,10 +98,6 @@ class Snapshot:
         return {name: self.contents.get(name, base) for name in names}
 
 
-def always(name: str, content: str | None) -> None:
-    """The condition that every task meets; others raise a Problem."""
-
-
 class Catalogue:
     """The current snapshot. A change builds another one, writes the bundle, then replaces it.
 
@@ -118,7 +109,7 @@ class Catalogue:
         self.now, self.settings = snapshot, settings
         self.on_change: Callable[[Snapshot], None] = lambda snapshot: None
         self._state = state  # of the manifest that `now` was read from, or that was tried last
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a change follows first
 
     @classmethod
     def load(cls, folder: Path, settings: Settings, backbone: str | None = None) -> Catalogue:
@@ -129,12 +120,12 @@ class Catalogue:
         return cls(_snapshot(bundle, model, settings), settings, state)
 
     def attach(
-        self, name: str, data: bytes, *, shadow: bool = False, condition: Condition = always
+        self, name: str, data: bytes, *, shadow: bool, condition: Condition
     ) -> tuple[Snapshot, Snapshot]:
         """Add the engram in these bytes, or replace the task of its name, which is kept.
 
-        With `shadow` it does not answer; the task goes on answering. Gives the snapshots before and
-        after, which are one if nothing changed.
+        With `shadow` it does not answer; the task goes on answering. The condition may refuse what
+        is there with a Problem. Gives the snapshots before and after, one if nothing changed.
         """
         engram = _parse(name, data)
 
@@ -181,31 +172,25 @@ class Catalogue:
         tasks stay as they are until the folder changes again.
         """
         with self._lock:
-            return self._follow()
-
-    def _follow(self) -> bool:
-        state = _state(self.now.bundle.folder)
-        if state == self._state:
-            return False
-        self._state = state
-        try:
-            now, folder = self.now, self.now.bundle.folder
-            if read_manifest(folder) == now.bundle.manifest():
+            folder = self.now.bundle.folder
+            state = _state(folder)
+            if state == self._state:
                 return False
-            bundle = read_bundle(folder)
-            contents = {engram.spec.name: engram.content for engram in bundle.engrams}
-            if (contents, _contents(bundle.shadows)) == (
-                now.contents,
-                _contents(now.bundle.shadows),
-            ):
-                self.now = replace(now, bundle=bundle)  # others have deleted old versions
-                return False
-            self._take(self._rebuilt(bundle))
-        except EngramError:
-            if _state(self.now.bundle.folder) != state:  # it was being written
-                self._state = None
-            raise
-        return True
+            self._state = state
+            try:
+                now = self.now
+                if read_manifest(folder) == now.bundle.manifest():
+                    return False
+                bundle = read_bundle(folder)
+                if _contents(bundle) == _contents(now.bundle):
+                    self.now = replace(now, bundle=bundle)  # others have deleted old versions
+                    return False
+                self._take(self._rebuilt(bundle))
+            except EngramError:
+                if _state(folder) != state:  # it was being written
+                    self._state = None
+                raise
+            return True
 
     def _change(self, change: Callable[[Snapshot], Bundle | None]) -> tuple[Snapshot, Snapshot]:
         """Make a change on top of what is in the folder now; None if there is nothing to do.
@@ -215,7 +200,7 @@ class Catalogue:
         with self._lock:
             for _ in range(_TRIES):
                 with contextlib.suppress(EngramError):  # what cannot be followed is said elsewhere
-                    self._follow()
+                    self.follow()
                 try:
                     old, bundle = self.now, change(self.now)
                     if bundle is None:
@@ -257,8 +242,10 @@ class Catalogue:
         return _snapshot(bundle, _model(self.now.model, bundle), self.settings, self.now.engine)
 
 
-def _contents(engrams: Mapping[str, Engram]) -> dict[str, str]:
-    return {name: engram.content for name, engram in engrams.items()}
+def _contents(bundle: Bundle) -> list[dict[str, str]]:
+    """The contents of the tasks that answer, and of the shadows, by name."""
+    both = bundle.engrams, bundle.shadows.values()
+    return [{engram.spec.name: engram.content for engram in engrams} for engrams in both]
 
 
 def _model(like: MemoryViT, bundle: Bundle) -> MemoryViT:
@@ -326,7 +313,7 @@ def _snapshot(
     if settings.threads:
         torch.set_num_threads(settings.threads)
     engine = make_engine(model.eval(), settings, before)
-    contents = {engram.spec.name: engram.content for engram in bundle.engrams}
+    contents, _ = _contents(bundle)
     names = [name for name in model.output_names() if model.task(name).spec.classes]
     grey = torch.zeros(1, 3, *model.preprocessing.size)
     outputs = on_cpu(engine.run(grey, names))

@@ -107,9 +107,11 @@ class ServiceProtocol(H11Protocol):
             self._address, proxies
         ):
             address, status = self._address, HTTPStatus.TOO_MANY_REQUESTS
+            limit = f"This address has {settings.client_connections:,}"
             everyone = [one for one in everyone if one._address == address]
         elif len(everyone) >= self._most:
             address, status = of.most_common(1)[0][0], HTTPStatus.SERVICE_UNAVAILABLE
+            limit = f"The service has {self._most:,}"
         else:
             return
         idle = (one for one in everyone if one._is_idle())
@@ -117,7 +119,7 @@ class ServiceProtocol(H11Protocol):
         if oldest is not None:
             oldest.transport.close()
         else:
-            self._refuse(status)
+            self._refuse(status, limit)
             self._log.event_seldom("refused connection", client=self._address, status=status)
 
     def _is_idle(self) -> bool:
@@ -125,13 +127,10 @@ class ServiceProtocol(H11Protocol):
         answered = self.cycle is None or self.cycle.response_complete
         return answered and not self.transport.get_write_buffer_size()
 
-    def _refuse(self, status: HTTPStatus) -> None:
-        whose, most = ("The service has", self._most)
-        if status == HTTPStatus.TOO_MANY_REQUESTS:
-            whose, most = ("This address has", self._settings.client_connections)
+    def _refuse(self, status: HTTPStatus, limit: str) -> None:
         sentence = (
-            f"{whose} {most:,} connections with requests in progress, which is the limit; try "
-            "again in a second."
+            f"{limit} connections with requests in progress, which is the limit; try again in a "
+            "second."
         )
         response = Problem(status, sentence, retry=1, close=True).response
         head = b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)

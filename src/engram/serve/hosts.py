@@ -37,19 +37,14 @@ def in_networks(address: str, networks: Iterable[str]) -> bool:
     return any(found in ipaddress.ip_network(network) for network in networks)
 
 
-class AllowedHosts:
-    """The names of this machine for itself, the address that is listened on, and more names."""
+def is_own_name(header: str, listened: str, more: Iterable[str] = (), reached: str = "") -> bool:
+    """Whether a Host header has a name of this machine: the address listened on, or one of `more`.
 
-    def __init__(self, listened: str, more: Iterable[str] = ()) -> None:
-        self._all_interfaces = listened in ("0.0.0.0", "::")
-        self._names = {listened.lower(), *(name.strip("[]").lower() for name in more)}
-
-    def allows(self, header: str, reached: str = "") -> bool:
-        """Whether a Host header is one of them.
-
-        `reached` is the address of this machine at which the connection arrived. Where all
-        addresses of the machine are listened on, it may be named, too.
-        """
-        name = host_name(header)
-        reachable = self._all_interfaces and name == reached
-        return is_loopback(name) or name in self._names or (reachable and bool(name))
+    `reached` is the address of this machine at which the connection arrived. Where all addresses of
+    the machine are listened on, it may be named, too.
+    """
+    name = host_name(header)
+    known = {listened.lower(), *(one.strip("[]").lower() for one in more)}
+    if listened in ("0.0.0.0", "::") and reached:
+        known.add(reached)
+    return is_loopback(name) or name in known

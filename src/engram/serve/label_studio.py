@@ -12,7 +12,7 @@ import base64
 import binascii
 import secrets
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from engram.errors import EngramError
-from engram.serve.hosts import AllowedHosts, is_loopback
+from engram.serve.hosts import is_loopback, is_own_name
 from engram.serve.launch import listen
 from engram.serve.middleware import add_handlers
 from engram.serve.problems import Problem
@@ -94,7 +94,7 @@ class LabelBackend:
     def __init__(
         self, settings: LabelSettings, task: str, out: Path, own: LabelSecrets, client: httpx.Client
     ) -> None:
-        self.settings, self.task, self.out, self._secrets = settings, task, out, own
+        self.settings, self.task, self.out, self.secrets = settings, task, out, own
         self._client = client
 
     @property
@@ -102,12 +102,9 @@ class LabelBackend:
         """The version of the task that answers now."""
         return str(self._ask("GET", f"/v1/tasks/{self.task}").json()["content"][:16])
 
-    def predict(self, tasks: Sequence[Mapping[str, Any]], choices: Choices) -> list[dict[str, Any]]:
-        """A prediction for each task of Label Studio; one without an answer has no result."""
-        return [self._prediction(self.read_image(task, choices), choices) for task in tasks]
-
-    def _prediction(self, image: bytes, choices: Choices) -> dict[str, Any]:
-        form = {"tasks": self.task, "top_k": "1000"}
+    def prediction(self, task: Mapping[str, Any], choices: Choices) -> dict[str, Any]:
+        """The prediction for a task of Label Studio; one without an answer has no result."""
+        image, form = self.read_image(task, choices), {"tasks": self.task, "top_k": "1000"}
         response = self._ask("POST", "/v1/predict", files={"image": ("image", image)}, data=form)
         document = response.json()
         answer = document["images"][0]["tasks"][self.task]
@@ -193,7 +190,7 @@ class LabelBackend:
                 f"Images are not read from {printable(urlsplit(url).netloc, 80)}; allow its "
                 f"address with {flag('images')}.",
             )
-        key = self._secrets.api_key if _below(url, own) else ""
+        key = self.secrets.api_key if _below(url, own) else ""
         headers = {"Authorization": f"Token {key}"} if key else {}
         data = bytearray()
         try:
@@ -208,7 +205,7 @@ class LabelBackend:
         return bytes(data)
 
     def _ask(self, method: str, path: str, **more: Any) -> httpx.Response:
-        token = self._secrets.ask_token
+        token = self.secrets.ask_token
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         url = self.settings.service.rstrip("/") + path
         try:
@@ -249,11 +246,11 @@ def _number(parent: object, name: str) -> int:
     return found
 
 
-def label_app(backend: LabelBackend, password: str = "") -> FastAPI:
+def label_app(backend: LabelBackend) -> FastAPI:
     """The endpoints that Label Studio calls; with a password, by HTTP basic authentication."""
+    password = backend.secrets.password
     app = FastAPI(title="Engram for Label Studio", docs_url=None, redoc_url=None, openapi_url=None)
     add_handlers(app)
-    hosts = AllowedHosts(backend.settings.host)
 
     @app.middleware("http")
     async def guard(
@@ -261,7 +258,8 @@ def label_app(backend: LabelBackend, password: str = "") -> FastAPI:
     ) -> Response:
         """Refuse requests of other sites' pages, and without the password."""
         kind = request.headers.get("content-type", "").partition(";")[0]
-        if not password and not hosts.allows(request.headers.get("host", "")):
+        host = request.headers.get("host", "")
+        if not password and not is_own_name(host, backend.settings.host):
             return Problem(421, "The Host header names none of the names of this backend.").response
         if request.method == "POST" and kind != "application/json":
             return Problem(415, "The body must be JSON, with its content type.").response
@@ -285,7 +283,7 @@ def label_app(backend: LabelBackend, password: str = "") -> FastAPI:
     def predict(body: dict[str, Any]) -> dict[str, Any]:
         choices = Choices.parse(body.get("label_config"))
         tasks = [task for task in _list(body, "tasks") if isinstance(task, dict)]
-        return {"results": backend.predict(tasks, choices)}
+        return {"results": [backend.prediction(task, choices) for task in tasks]}
 
     @app.post("/webhook", status_code=201)
     def webhook(body: dict[str, Any]) -> dict[str, str]:
@@ -327,5 +325,6 @@ def run_label_backend(
     with listen(settings.host, settings.port) as listener, httpx.Client(timeout=_SECONDS) as client:
         backend = LabelBackend(settings, task, out, own, client)
         ready(f"http://{settings.host}:{listener.getsockname()[1]}")
-        app = label_app(backend, own.password)
-        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+        uvicorn.Server(uvicorn.Config(label_app(backend), log_level="warning")).run(
+            sockets=[listener]
+        )

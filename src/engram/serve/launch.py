@@ -130,7 +130,6 @@ def _check_access(settings: Settings, token: str | None, ask_token: str | None) 
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """An open port."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=512)

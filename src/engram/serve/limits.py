@@ -14,10 +14,8 @@ Reserve = Callable[[int], None]  # counts more, or raises a Problem
 class Shares:
     """Counts something for each client, and for all of them; too much is a Problem.
 
-    Args:
-        most_of_one: Limit for one client, so that there is room for others.
-        what: What is counted, for the sentence.
-        most: Limit for all clients together: many, each within its own limit, add up.
+    `most_of_one` is the limit for one client, so that there is room for others; `most` that for all
+    clients together: many, each within its own limit, add up. `what` is for the sentence.
     """
 
     def __init__(self, most_of_one: int, what: str, most: int | None = None) -> None:

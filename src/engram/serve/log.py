@@ -33,11 +33,6 @@ class Log:
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
 
-    def request(self, client: str, method: str, path: str, status: int, seconds: float) -> None:
-        """A request that was answered; the path is without its query."""
-        self.event("request", client=client, method=method, path=path, status=status,
-                   ms=round(1000 * seconds, 1))  # fmt: skip
-
     def event(self, event: str, **facts: str | float) -> None:
         """Anything that happened; facts from clients are shown safely."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from engram.errors import EngramError
-from engram.serve.hosts import AllowedHosts
+from engram.serve.hosts import is_own_name
 from engram.serve.limits import Shares
 from engram.serve.log import Log
 from engram.serve.problems import Problem
+from engram.serve.service_settings import Settings
 from engram.serve.telemetry import Telemetry
 from engram.util.text import printable, without_paths
 
@@ -43,11 +45,9 @@ SECURITY_HEADERS = {
 class RequestMiddleware:
     """Refuses what no endpoint should see, adds security headers, counts, times and logs."""
 
-    def __init__(
-        self, app: ASGIApp, telemetry: Telemetry, log: Log, hosts: AllowedHosts, clients: Shares
-    ) -> None:
-        self.app, self.telemetry, self.log = app, telemetry, log
-        self.hosts, self.clients = hosts, clients
+    def __init__(self, app: ASGIApp, settings: Settings, telemetry: Telemetry, log: Log) -> None:
+        self.app, self.settings, self.telemetry, self.log = app, settings, telemetry, log
+        self.clients = Shares(settings.client_requests, "requests in progress")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,10 +59,10 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = message.setdefault("headers", [])
-                present = {name.lower() for name, _ in headers}
-                added = ((name.encode(), text.encode()) for name, text in SECURITY_HEADERS.items())
-                headers.extend(header for header in added if header[0] not in present)
+                message.setdefault("headers", [])
+                headers = MutableHeaders(scope=message)
+                for name, text in SECURITY_HEADERS.items():
+                    headers.setdefault(name, text)
             await send(message)
 
         with self.telemetry.span(scope) as span:
@@ -80,7 +80,9 @@ class RequestMiddleware:
                 path = getattr(scope.get("route"), "path", "other")
                 counted = method if method in _METHODS else "other"
                 self.telemetry.record_request(span, counted, path, status, seconds)
-                self.log.request(client_address(scope), method, scope["path"], status, seconds)
+                self.log.event("request", client=client_address(scope), method=method,
+                               path=scope["path"], status=status,
+                               ms=round(1000 * seconds, 1))  # fmt: skip
 
     def _admit(self, scope: Scope, shares: ExitStack) -> None:
         """Refuse a request with a Problem, or count it for its client."""
@@ -98,7 +100,8 @@ class RequestMiddleware:
                 close=True,
             )
         host = sent.get(b"host", b"").decode("latin-1")
-        if not self.hosts.allows(host, (scope.get("server") or ("",))[0]):
+        reached = (scope.get("server") or ("",))[0]
+        if not is_own_name(host, self.settings.host, self.settings.allow_host, reached):
             raise Problem(
                 421,
                 f"This service does not answer to the name {printable(host, 80)!r}; start it with "
@@ -119,10 +122,9 @@ def add_handlers(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         return _problem(request, error).response
 
-    for kind in (EngramError, RequestValidationError, ClientDisconnect, HTTPException):
+    known = (Problem, EngramError, RequestValidationError, ClientDisconnect, HTTPException)
+    for kind in (*known, Exception):
         app.add_exception_handler(kind, answer)
-    app.add_exception_handler(Problem, answer)
-    app.add_exception_handler(Exception, answer)
 
 
 def _problem(request: Request, error: Exception) -> Problem:

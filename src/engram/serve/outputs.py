@@ -84,7 +84,7 @@ def forward_views(
     no routes.
     """
     own = snapshot.computing
-    pixels = stack_views(views, snapshot.preprocessing, own.device)
+    pixels = stack_views(views, snapshot.model.preprocessing, own.device)
     if embeds:
         return own.embed(pixels, names, route)
     if own is snapshot.engine:

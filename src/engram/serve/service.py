@@ -50,7 +50,7 @@ class Service:
         self.job, self.listener = job, listener
         start_fork_server()  # it loads what decoders need while this process loads the model
         self.catalogue = Catalogue.load(job.folder, job.settings, job.backbone)
-        self.app = create_app(self.catalogue, job.settings, job.token, job.ask_token)
+        self.app = create_app(self.catalogue, job.token, job.ask_token)
 
     @property
     def description(self) -> Description:

@@ -56,7 +56,9 @@ class Shadows:
                 self._log.event_seldom("shadow failed", task=name, reason=repr(error))
                 continue
             version = shadow.version(name)
-            self._telemetry.record_shadow(name, version, shares, own)
+            self._telemetry.shadow_seconds.labels(name, version).observe(own)
+            for share in shares:
+                self._telemetry.shadow_agreement.labels(name, version).observe(share)
             self._log.event("shadow", task=name, version=version, images=len(rows),
                             agreement=round(sum(shares) / len(shares), 4), ms=round(1000 * own, 1),
                             answered_ms=round(1000 * seconds, 1))  # fmt: skip

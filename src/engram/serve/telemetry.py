@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -151,14 +151,6 @@ class Telemetry:
         self.stage_seconds.labels(name).observe((ended - began) / 1e9)
         if self._tracer is not None:
             self._tracer.start_span(name, start_time=began).end(ended)
-
-    def record_shadow(
-        self, task: str, version: str, agreements: Iterable[float], seconds: float
-    ) -> None:
-        """Record a pass of a shadow, with its agreement about each image."""
-        self.shadow_seconds.labels(task, version).observe(seconds)
-        for share in agreements:
-            self.shadow_agreement.labels(task, version).observe(share)
 
     @contextmanager
     def span(self, scope: Scope) -> Iterator[Any]:

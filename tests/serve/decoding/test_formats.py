@@ -10,7 +10,7 @@ from tests.support.serving import many_scans
 from tests.support.waiting import computing_less_than
 
 from engram.images.decode import BadImage
-from engram.serve.decoding.formats import MAX_SCANS, check_format, scans
+from engram.serve.decoding.worker import MAX_SCANS, check_format, scans
 
 
 def encoded(kind: str, **options: object) -> bytes:

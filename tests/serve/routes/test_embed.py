@@ -14,8 +14,9 @@ from tests.support.serving import Server, World, picture, put
 
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
-from engram.serve.routes.predictions import vectors_json
+from engram.serve.routes.predictions import shown_vectors
 from engram.serve.routes.schemas import Embedding
+from engram.serve.routes.writing import json_parts
 
 
 def expected(world: World, data: bytes, *names: str) -> dict[str, torch.Tensor]:
@@ -72,7 +73,7 @@ def test_what_has_no_vector_is_refused(
 
 def test_a_vector_that_is_not_finite_is_an_error() -> None:
     bad = {"a": torch.tensor([0.5, 1e-9]), "b": torch.tensor([1.0, float("inf")])}
-    assert b"".join(vectors_json({"name": "x"}, bad)) == (
+    assert b"".join(json_parts({"name": "x", **shown_vectors(bad)})) == (
         b'{"name":"x","vectors":{"a":[0.5,9.99999972e-10]},"errors":{"b":"The vector of '
         b"'b' is not finite for this image; train the task again.\"}}"
     )

@@ -53,7 +53,7 @@ OPERATIONS = [
 def app(bundle: Path) -> FastAPI:
     """One for each operation: a service that has stopped does not start again."""
     catalogue = Catalogue.load(bundle, Settings(allow_host=("testserver",)))
-    return create_app(catalogue, catalogue.settings, TOKEN)
+    return create_app(catalogue, TOKEN)
 
 
 def test_every_operation_is_tried(app: FastAPI) -> None:

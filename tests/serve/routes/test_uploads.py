@@ -75,7 +75,7 @@ def test_all_bodies_in_progress_are_counted(world: World) -> None:
     """One that is sent in part and then kept waiting is memory, too."""
     body = json.dumps({"images": [base64.b64encode(picture()).decode()]}).encode()
     settings = Settings(max_body=len(body), max_bodies=2 * len(body) - 2)
-    app = create_app(Catalogue.load(world.bundle, settings), settings)
+    app = create_app(Catalogue.load(world.bundle, settings))
 
     async def talk() -> None:
         begun, go_on = asyncio.Event(), asyncio.Event()

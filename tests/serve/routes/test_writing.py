@@ -97,11 +97,11 @@ def test_an_answer_that_takes_too_long_is_seen_to_be_incomplete() -> None:
 
 def test_values_are_written_with_all_their_digits() -> None:
     values = torch.randn(2, PIECE_VALUES + 3)
-    text = b"[" + b"".join(numbers(values)) + b"]"
+    text = b"[" + b",".join(numbers(values)) + b"]"
     assert torch.equal(torch.tensor(json.loads(text)).view_as(values), values)
     assert b"".join(raw(values)) == values.numpy().tobytes()
     mask = torch.randint(0, 255, (2, 9, 9), dtype=torch.uint8)
-    assert json.loads(b"[" + b"".join(numbers(mask)) + b"]") == mask.flatten().tolist()
+    assert json.loads(b"[" + b",".join(numbers(mask)) + b"]") == mask.flatten().tolist()
     assert b"".join(raw(mask)) == mask.numpy().tobytes()
 
 

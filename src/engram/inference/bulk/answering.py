@@ -70,7 +70,7 @@ class Questions:
         for name in self.names:
             task = self.model.task(name)
             for part, type_ in task.kind.table_columns(task.spec.classes).items():
-                if (full := _column(name, part)) not in self.masked or self.masks:
+                if (full := column(name, part)) not in self.masked or self.masks:
                     answers.append((full, type_))
             if task.statistics is not None:
                 numbers.append((f"{column(name)}.familiarity", "number"))
@@ -89,17 +89,11 @@ class Questions:
         return dict(listed)
 
 
-def column(name: str) -> str:
-    """The column of a task's answers."""
-    return f"{name}_" if name in ("image", "error") else name  # every table has these
-
-
-def _column(name: str, part: str) -> str:
-    """The column of a part of a task's answers, as its kind calls it."""
-    if not part:
-        return column(name)
+def column(name: str, part: str = "") -> str:
+    """The column of a task's answers, or of a part of them, as its kind calls it."""
+    name = f"{name}_" if name in ("image", "error") else name  # every table has these
     own = part in ("familiarity", "logits", "embedding")  # names of numbers that are taken
-    return f"{column(name)}.{part}{'_' if own else ''}"
+    return f"{name}.{part}{'_' if own else ''}" if part else name
 
 
 #: Answers batches, each once, in any order.
@@ -166,7 +160,7 @@ class Answerer:
             answers, problem = answers_about(self.questions.model, own, settings.top_k)
             for name, answer in answers.items():
                 cells = self.questions.model.task(name).kind.table_row(answer)
-                row |= {_column(name, part): cell for part, cell in cells.items()}
+                row |= {column(name, part): cell for part, cell in cells.items()}
             for unwanted in () if self.questions.masks else self.masked.keys() & row.keys():
                 del row[unwanted]
             for name, values in familiarity.items():

@@ -41,7 +41,6 @@ class DecodedItem:
 
 
 def decode_all(items: Sequence[Item], preprocessing: Preprocessing) -> list[DecodedItem]:
-    """Read and decode images, in their order."""
     return [decode(item, preprocessing) for item in items]
 
 
@@ -96,7 +95,9 @@ class Decoders:
     def _submit(self, items: Sequence[Item]) -> Future[list[DecodedItem]]:
         for _ in range(2):
             if self._pool is None:
-                self._pool = self._start()
+                context = multiprocessing.get_context("spawn")  # torch's threads survive no fork
+                begin = begin_worker, (os.getpid(),)
+                self._pool = ProcessPoolExecutor(self.processes, context, *begin)
             try:
                 return self._pool.submit(decode_all, items, self.preprocessing)
             except BrokenProcessPool:
@@ -110,10 +111,6 @@ class Decoders:
         except BrokenProcessPool:
             reason = "it ended the process that decoded it"
             return DecodedItem(item.name, None, f"{item.name}: {reason}")
-
-    def _start(self) -> ProcessPoolExecutor:
-        context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-        return ProcessPoolExecutor(self.processes, context, begin_worker, (os.getpid(),))
 
     def close(self) -> None:
         """End the processes, also one that waits for an image that never comes."""

@@ -20,7 +20,7 @@ from engram.data.labels import find_column
 from engram.data.tables import csv_rows, open_text
 from engram.inference.bulk.addresses import NOWHERE, Allowed, file_systems, is_address, open_source
 from engram.inference.bulk.items import Item
-from engram.inference.bulk.tar_files import tar_items
+from engram.inference.bulk.tar_files import is_image, tar_items
 from engram.util.parquet import batches, open_parquet, pyarrow
 from engram.util.text import explained, first_line
 
@@ -72,7 +72,7 @@ def _items(source: str, image_column: str, allowed: Allowed) -> Iterator[Item]:
             with open_source(source) as file:
                 yield from _LISTS[suffix](file, source, near, image_column)
         elif suffix in _ARCHIVES:
-            yield from tar_items(source, _is_image)
+            yield from tar_items(source)
         elif is_address(source):
             yield from _below_address(source, suffix)
         elif os.path.isdir(source):
@@ -113,7 +113,7 @@ def _entries(folder: str) -> list[tuple[str, bool]]:
             is_folder = entry.is_dir(follow_symlinks=False)
             if not is_folder and entry.is_symlink() and os.path.isdir(entry.path):
                 continue  # it could lead back up
-            if is_folder or _is_image(entry.name):
+            if is_folder or is_image(entry.name):
                 found.append((entry.path, is_folder))
     return found
 
@@ -123,20 +123,10 @@ def _below_address(source: str, suffix: str) -> Iterator[Item]:
         yield Item(source)
         return
     system, path = file_systems().core.url_to_fs(source)
-    yield from (Item(system.unstrip_protocol(p)) for p in sorted(system.find(path)) if _is_image(p))
-
-
-def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in SUFFIXES
+    yield from (Item(system.unstrip_protocol(p)) for p in sorted(system.find(path)) if is_image(p))
 
 
 # Files that list images, or hold them
-
-
-def _list_file(
-    file: IO[bytes], source: str, allowed: Allowed, image_column: str = ""
-) -> Iterator[Item]:
-    yield from _listed(open_text(file, "surrogateescape"), source, allowed)
 
 
 def _listed(text: IO[str], source: str, allowed: Allowed) -> Iterator[Item]:
@@ -205,23 +195,20 @@ def _cell(source: str, row: int, value: Any, allowed: Allowed) -> Item:
 
 
 def _named(source: str, path: str, allowed: Allowed) -> Item:
-    """An image that a list or table names."""
+    """An image that a list or table names; a path is relative to the folder of that file."""
     if len(path) > _LINE:
         return Item(f"{path[:_SHOWN]}…", problem=f"the path has more than {_LINE:,} characters")
-    return Item(_beside(source, path), allowed=allowed)
-
-
-def _beside(source: str, path: str) -> str:
-    """A path in a file, which is relative to the file's folder."""
-    if is_address(path) or os.path.isabs(path) or not source:
-        return path
-    folder = source.rpartition("/")[0] if is_address(source) else os.path.dirname(source)
-    return f"{folder}/{path}" if folder else path
+    if not (is_address(path) or os.path.isabs(path)):
+        folder = source.rpartition("/")[0] if is_address(source) else os.path.dirname(source)
+        path = f"{folder}/{path}" if folder else path
+    return Item(path, allowed=allowed)
 
 
 #: Readers of files that name images, by suffix; a Parquet file may hold them too.
 _LISTS: dict[str, Callable[[IO[bytes], str, Allowed, str], Iterator[Item]]] = {
-    ".txt": _list_file,
+    ".txt": lambda file, source, allowed, _: _listed(
+        open_text(file, "surrogateescape"), source, allowed
+    ),
     ".csv": _csv_file,
     ".tsv": _csv_file,
     ".parquet": _parquet_file,

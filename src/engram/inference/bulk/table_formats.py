@@ -116,7 +116,7 @@ class Csv(_LineFormat):
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self.columns, extrasaction="raise")
         writer.writeheader()
-        writer.writerows(map(_flat, rows))
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
         write_atomically(path, text.getvalue().encode())
 
     def image_cell(self, image: str) -> str:
@@ -203,12 +203,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _flat(row: Row) -> dict[str, Any]:
-    """A row as a line of CSV has it."""
-    return {name: _cell(value) for name, value in row.items()}
-
-
 def _cell(value: Any) -> Any:
+    """A value as a cell of CSV has it."""
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         value = "; ".join(value)
     elif isinstance(value, (list, np.ndarray)):

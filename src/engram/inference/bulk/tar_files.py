@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO
 
+from engram.data.folders import SUFFIXES
 from engram.errors import EngramError
 from engram.images.decode import MAX_IMAGE_BYTES
 from engram.inference.bulk.addresses import open_source
@@ -41,7 +43,11 @@ class DamagedArchive(EngramError):
     doubtful = 0
 
 
-def tar_items(source: str, is_image: Callable[[str], bool]) -> Iterator[Item]:
+def is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def tar_items(source: str) -> Iterator[Item]:
     """The images in a tar file, in its own order.
 
     Raises:
@@ -50,7 +56,7 @@ def tar_items(source: str, is_image: Callable[[str], bool]) -> Iterator[Item]:
     with open_source(source) as file:
         archive = _Archive(source, file)
         try:
-            yield from archive.items(is_image)
+            yield from archive.items()
         except EOFError:
             raise archive.damaged("the compressed data end there") from None
         except (gzip.BadGzipFile, zlib.error) as error:
@@ -69,7 +75,7 @@ class _Archive:
         self.file: IO[bytes] = gzip.GzipFile(fileobj=file) if self.compressed else file  # type: ignore[assignment]
         self.source, self.place, self.images = source, 0, 0
 
-    def items(self, is_image: Callable[[str], bool]) -> Iterator[Item]:
+    def items(self) -> Iterator[Item]:
         """The images, each after the header behind it: damage to that may begin in the image.
 
         An image that was given is not held any longer: the next may be as large.
@@ -85,7 +91,7 @@ class _Archive:
                 fields = self._fields(self._extension(member.size))
                 continue
             if member.type in (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK):
-                self._skip(_padded(member.size))
+                self._skip(member.size)
                 continue
             sparse = self._is_sparse(block, member.type, fields)
             size = self._size(fields.get(b"size"), member.size)
@@ -95,7 +101,7 @@ class _Archive:
             if member.type != tarfile.DIRTYPE and is_image(name):
                 image.append(self._item(name, member.type, size, sparse))
             elif member.type not in _WITHOUT_DATA:
-                self._skip(_padded(size))
+                self._skip(size)
         yield from self._pop(image)
 
     def _pop(self, image: list[Item]) -> Iterator[Item]:
@@ -115,7 +121,7 @@ class _Archive:
         else:
             return Item(place, self._file(size))
         if kind not in _WITHOUT_DATA:
-            self._skip(_padded(size))
+            self._skip(size)
         return Item(place, problem=problem)
 
     # Headers
@@ -196,7 +202,7 @@ class _Archive:
     def _file(self, size: int) -> bytes:
         """The bytes of a member; its padding is skipped."""
         data = self._exactly(size)
-        self._skip(-size % _BLOCK)
+        self._exactly(-size % _BLOCK)
         return data
 
     def _exactly(self, size: int) -> bytes:
@@ -205,6 +211,7 @@ class _Archive:
         return data
 
     def _skip(self, size: int) -> None:
+        size += -size % _BLOCK
         while size > 0:
             size -= len(self._exactly(min(size, _PIECE)))
 
@@ -214,7 +221,3 @@ class _Archive:
         if not at:
             what += "; a .tar or .tar.gz file was expected"
         return DamagedArchive(f"{self.source} is damaged at byte {at:,}{unpacked}: {what}.")
-
-
-def _padded(size: int) -> int:
-    return size + -size % _BLOCK

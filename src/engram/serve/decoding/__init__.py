@@ -3,6 +3,5 @@
 A body or an image from a stranger can keep a parser busy for minutes, take all memory or crash it.
 None of that reaches the service: `pool.py` sends the body to a process of `worker.py` and kills the
 process at a limit on time. The processes read bodies with `upload.py` and `infer_body.py`, and
-check images with `formats.py`; they import neither torch nor the web framework, so that they are
-small and start at once.
+import neither torch nor the web framework, so that they are small and start at once.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 from multiprocessing.connection import Connection
@@ -18,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from engram.images.decode import BadImage, LargeImage, image_size
+from engram.images.decode import HEADER_BYTES, BadImage, LargeImage, image_size, is_heic
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_box, evaluation_view
-from engram.serve.decoding.formats import FORMATS, check_format
 from engram.serve.decoding.infer_body import read_inference, read_vectors
 from engram.serve.decoding.upload import read_upload
 from engram.serve.problems import Problem
@@ -31,11 +31,28 @@ from engram.util.worker_processes import ignore_pillow_warnings
 
 Document = dict[str, Any]
 
-GOOD, SMALLER = f"Send a good {FORMATS}.", "Send a smaller one."
+#: The formats that are accepted. HEIC is not, even where pillow-heif is installed: it would hand
+#: strangers' files to a large decoder in C++ that Pillow does not come with.
+GOOD = "Send a good JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF."
+SMALLER = "Send a smaller one."
+
+#: Cameras and encoders write about ten. Every scan goes over all pixels again, so thousands of
+#: them make a small file take minutes.
+MAX_SCANS = 100
+
+_SIGNATURES = re.compile(
+    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|RIFF....WEBP|GIF8[79]a|BM|II[*+]\0|MM\0[*+]"
+    rb"|....ftyp(avif|avis|mif1|msf1)",
+    re.DOTALL,
+)
+# A marker is 0xFF and a byte that is not 0; more 0xFF may precede it. After the header of a scan
+# the compressed pixels follow, in which 0xFF is always followed by 0 or by a restart marker.
+_MARKER = re.compile(rb"\xff([\x01-\xfe])")
+_START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
+_WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}  # TEM, restarts, start of image
 
 
 def send(connection: Connection, document: Document, data: bytes | bytearray = b"") -> None:
-    """Send a message."""
     connection.send_bytes(json.dumps(document).encode())
     connection.send_bytes(data)
 
@@ -48,10 +65,8 @@ def receive(connection: Connection) -> tuple[Document, bytearray]:
 def work(connection: Connection, memory: int, seconds: int) -> None:
     """Answer messages until the service closes the connection, or memory runs out.
 
-    Args:
-        connection: To the service.
-        memory: Bytes that this process may have beyond what it has now.
-        seconds: Limit for one message, for a process whose service has ended.
+    `memory` is what this process may have beyond what it has now, in bytes; `seconds` the limit for
+    one message, for a process whose service has ended.
     """
     # Signals of a terminal reach all: the service still needs decoders for what it has accepted.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -139,3 +154,32 @@ class BodyDecoder:
         box = [round(x, 3) for x in evaluation_box(width, height, preprocessing)]
         fields = {"name": name, "width": width, "height": height, "view": box}
         return {"fields": fields, "shape": view.shape, "dtype": "uint8"}, view.tobytes()
+
+
+def check_format(data: bytes, name: str) -> None:
+    """Refuse what is in none of the formats, and a JPEG of too many scans, with a BadImage."""
+    if not data:
+        raise BadImage(f"{name}: the file is empty")
+    if is_heic(data[:HEADER_BYTES]):  # the test after which `images.decode` would open it
+        raise BadImage(f"{name}: HEIC is not accepted here")
+    if not _SIGNATURES.match(data):
+        raise BadImage(f"{name}: not an image that can be read")
+    if data.startswith(b"\xff\xd8") and scans(data, MAX_SCANS + 1) > MAX_SCANS:
+        raise BadImage(
+            f"{name}: a JPEG with more than {MAX_SCANS} scans, which takes too long to decode"
+        )
+
+
+def scans(data: bytes, most: int) -> int:
+    """The number of scans of a JPEG, counted up to `most`."""
+    count = position = 0
+    while count < most:
+        marker = _MARKER.search(data, position)
+        if marker is None or (code := marker[1][0]) == _END_OF_IMAGE:
+            break
+        position = marker.end()
+        if code in _WITHOUT_LENGTH:
+            continue
+        count += code == _START_OF_SCAN
+        position += max(2, int.from_bytes(data[position : position + 2]))
+    return count

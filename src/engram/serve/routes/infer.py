@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -41,7 +42,7 @@ from engram.serve.routes.schemas import (
     error_responses,
     request_body,
 )
-from engram.serve.routes.writing import dump_json, numbers, raw
+from engram.serve.routes.writing import json_parts, numbers, raw
 from engram.serve.tokens import Tokens
 from engram.util.text import printable
 
@@ -106,7 +107,7 @@ def infer_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Tokens
             response = TensorResponse(served, options, [outputs for _, outputs in images])
             return response.parts(), await pipeline.in_thread(response.headers)
 
-        form = {"json_bytes": _json_bytes(request), "size": snapshot.preprocessing.size}
+        form = {"json_bytes": _json_bytes(request), "size": snapshot.model.preprocessing.size}
         return pipeline.respond(request, snapshot, Query(InferOptions, form, served.asked, write))
 
     return router
@@ -157,7 +158,7 @@ class Served:
         def tensor(name: str, datatype: str, *shape: int) -> dict[str, Any]:
             return {"name": name, "datatype": datatype, "shape": [-1, *shape]}
 
-        size = self.snapshot.preprocessing.size
+        size = self.snapshot.model.preprocessing.size
         return {
             "name": self.name,
             "versions": [self.version],
@@ -204,7 +205,7 @@ class Served:
 
     def asked(self, options: InferOptions) -> Asked:
         names = [output.name for output in self.requested(options)]
-        return Asked(names, kept_values(self.snapshot, names))
+        return names, kept_values(self.snapshot, names)
 
 
 class TensorResponse:
@@ -251,30 +252,19 @@ class TensorResponse:
         head = {"model_name": self.served.name, "model_version": self.served.version}
         if self.options.id is not None:
             head["id"] = self.options.id
-        yield dump_json(head)[:-1] + b',"outputs":['
-        for i, output in enumerate(self.outputs):
-            yield b"," if i else b""
-            yield from self._described(output)
-        yield b"]}"
+        return json_parts({**head, "outputs": map(self._described, self.outputs)})
 
-    def _described(self, output: InferOutput) -> Iterator[bytes]:
+    def _described(self, output: InferOutput) -> dict[str, Any]:
         name, most = output.name, output.parameters.classification
         shape, datatype = output_shape(self.served.snapshot, name), self.served.datatype(name)
         if most is not None:
             shape, datatype = (min(most, *shape),), "BYTES"
-        about: dict[str, Any] = {"name": name, "datatype": datatype}
-        about["shape"] = [len(self.images), *shape]
+        about = {"name": name, "datatype": datatype, "shape": [len(self.images), *shape]}
         if output in self.binary:
-            about["parameters"] = {"binary_data_size": self._size(output)}
-            yield dump_json(about)
-            return
-        yield dump_json(about)[:-1] + b',"data":['
+            return {**about, "parameters": {"binary_data_size": self._size(output)}}
         if most is None:
-            yield from numbers(self._tensors(output))
-        else:
-            for i, labels in enumerate(self._labels(output, most)):
-                yield (b"," if i else b"") + dump_json(labels)[1:-1]
-        yield b"]}"
+            return {**about, "data": numbers(self._tensors(output))}
+        return {**about, "data": chain.from_iterable(self._labels(output, most))}
 
     def _size(self, output: InferOutput) -> int:
         """The bytes of an output that follows the JSON."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from engram.errors import EngramError
 from engram.images.masks import palette
 from engram.images.preprocessing import normalise
-from engram.inference import predict as inference
 from engram.inference.engine import familiarity_name
+from engram.inference.predict import shown_familiarity
 from engram.methods.attention_maps import SOURCES
 from engram.serve.catalogue import Catalogue, Snapshot
 from engram.serve.outputs import kept_values
@@ -38,11 +38,9 @@ from engram.serve.routes.schemas import (
     error_responses,
     request_body,
 )
-from engram.serve.routes.writing import dump_json, numbers
+from engram.serve.routes.writing import json_parts, numbers
 from engram.serve.tokens import Tokens
 from engram.util.devices import to_device
-
-Maps = tuple[bool, Tensor, Tensor]  # pooled, shares (l, parts), patches (l, rows, columns)
 
 
 def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Tokens) -> APIRouter:
@@ -71,20 +69,21 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
         snapshot, kind = catalogue.now, content_type(request)
 
         async def write(options: PredictOptions, images: Sequence[Answered]) -> Written:
-            maps: list[Maps | None] = [None] * len(images)
+            maps: list[dict[str, Any]] = [{} for _ in images]
             if options.attention is not None:
                 for i, (image, _) in enumerate(images):
                     find = partial(task_attention, snapshot, options.attention, image.view)
-                    maps[i] = await pipeline.batcher.in_engine_thread(find)
+                    maps[i] = {"attention": await pipeline.batcher.in_engine_thread(find)}
             parts = (
-                image_json(
-                    image.fields,
-                    task_answers(snapshot, outputs, options.top_k),
-                    None if own is None else attention_json(options.attention, *own),
-                )
+                {
+                    **image.fields,
+                    "tasks": task_answers(snapshot, outputs, options.top_k),
+                    **own,
+                }
                 for (image, outputs), own in zip(images, maps, strict=True)
             )
-            return images_json(parts, snapshot.answering(options.tasks or snapshot.names)), {}
+            contents = snapshot.answering(options.tasks or snapshot.names)
+            return json_parts({"images": parts, "contents": contents}), {}
 
         query = Query(PredictOptions, {"kind": kind}, partial(_asked, snapshot), write)
         return pipeline.respond(request, snapshot, query)
@@ -99,9 +98,9 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
         snapshot, kind = catalogue.now, content_type(request)
 
         async def write(options: EmbedOptions, images: Sequence[Answered]) -> Written:
-            parts = (vectors_json(one.fields, vectors) for one, vectors in images)
-            names = options.tasks or snapshot.embedding_names
-            return images_json(parts, snapshot.answering(names)), {}
+            parts = ({**one.fields, **shown_vectors(vectors)} for one, vectors in images)
+            contents = snapshot.answering(options.tasks or snapshot.embedding_names)
+            return json_parts({"images": parts, "contents": contents}), {}
 
         query = Query(EmbedOptions, {"kind": kind}, partial(_asked_vectors, snapshot), write, True)
         return pipeline.respond(request, snapshot, query)
@@ -123,111 +122,79 @@ def _asked(snapshot: Snapshot, options: PredictOptions) -> Asked:
     if options.attention is not None:
         _names(snapshot, [options.attention], snapshot.names)
         config = snapshot.model.backbone.config
-        patches = math.prod(side // config.patch for side in snapshot.preprocessing.size)
+        patches = math.prod(side // config.patch for side in snapshot.model.preprocessing.size)
         values += config.depth * (patches + len(SOURCES))
-    return Asked(names, values)
+    return names, values
 
 
 def _asked_vectors(snapshot: Snapshot, options: EmbedOptions) -> Asked:
     known = snapshot.embedding_names
     names = _names(snapshot, options.tasks or known, known)
-    return Asked(names, kept_values(snapshot, names, embeds=True))
+    return names, kept_values(snapshot, names, embeds=True)
 
 
-def task_attention(snapshot: Snapshot, name: str, view: Tensor) -> Maps:
-    """The attention of a task in one image."""
-    model, pixels = snapshot.model, normalise(view[None], snapshot.preprocessing)
+# Answers, in the parts that `json_parts` writes: a thousand classes of many tasks would be one long
+# wait for other threads
+
+
+def task_attention(snapshot: Snapshot, name: str, view: Tensor) -> dict[str, Any]:
+    """The attention of a task in one image, layer by layer, or of its side network (`pooled`)."""
+    model, pixels = snapshot.model, normalise(view[None], snapshot.model.preprocessing)
     maps = model.attention_maps(name, to_device(pixels, model.backbone.device))
     shares, patches = maps.shares.cpu(), maps.contribution[0].cpu()
     if not all(bool(part.isfinite().all()) for part in (shares, patches)):
         raise EngramError(f"The attention of {name!r} is not finite; train the task again.")
-    return maps.pooled, shares, patches
-
-
-# Answers as JSON, in parts: other threads wait while one part is written, and a thousand classes of
-# many tasks would be a long wait
+    layers = (
+        {
+            "shares": [round(share, 5) for share in own],
+            "patches": [[float(f"{p:.4g}") for p in row] for row in rows.tolist()],
+        }
+        for own, rows in zip(shares.tolist(), patches, strict=True)
+    )
+    return {"task": name, "parts": list(SOURCES), "pooled": maps.pooled, "layers": layers}
 
 
 def task_answers(
     snapshot: Snapshot, outputs: Mapping[str, Tensor], top_k: int
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Kind and answer of each task about one image by name, from the model's outputs.
+) -> dict[str, Callable[[], dict[str, Any]]]:
+    """The answer of each task about one image by name, from the model's outputs."""
+    names = (name for name in outputs if name in snapshot.names)
+    return {name: partial(task_answer, snapshot, name, outputs, top_k) for name in names}
+
+
+def task_answer(
+    snapshot: Snapshot, name: str, outputs: Mapping[str, Tensor], top_k: int
+) -> dict[str, Any]:
+    """Kind and answer of a task about one image.
 
     A task whose output is not finite gets an error, because JSON has no such numbers; the other
     tasks still answer.
     """
-    for name in (name for name in outputs if name in snapshot.names):
-        task, output = snapshot.model.task(name), outputs[name]
-        if not bool(output.isfinite().all()):
-            problem = f"The output of {name!r} is not finite for this image; train the task again."
-            yield name, {"kind": task.kind.name, "error": problem}
-            continue
-        answer, classes = task.answer(output, top_k), task.spec.classes
-        if task.kind.per_pixel:
-            colours = palette(len(classes))
-            for row in answer["classes"]:
-                row["colour"] = "#" + bytes(colours[classes.index(row["class"])]).hex()
-        found = {"kind": task.kind.name, "answer": answer}
-        familiarity = outputs.get(familiarity_name(name))
-        if familiarity is not None:
-            found["familiarity"] = inference.shown_familiarity(familiarity)
-        yield name, found
+    task, output = snapshot.model.task(name), outputs[name]
+    if not bool(output.isfinite().all()):
+        problem = f"The output of {name!r} is not finite for this image; train the task again."
+        return {"kind": task.kind.name, "error": problem}
+    answer, classes = task.answer(output, top_k), task.spec.classes
+    if task.kind.per_pixel:
+        colours = palette(len(classes))
+        for row in answer["classes"]:
+            row["colour"] = "#" + bytes(colours[classes.index(row["class"])]).hex()
+    found = {"kind": task.kind.name, "answer": answer}
+    familiarity = outputs.get(familiarity_name(name))
+    if familiarity is not None:
+        found["familiarity"] = shown_familiarity(familiarity)
+    return found
 
 
-def attention_json(
-    task: str | None, pooled: bool, shares: Tensor, patches: Tensor
-) -> Iterator[bytes]:
-    """The attention of a task in one image, layer by layer, or of its side network (`pooled`)."""
-    about = {"task": task, "parts": list(SOURCES), "pooled": pooled}
-    yield dump_json(about)[:-1] + b',"layers":['
-    for i, (own, rows) in enumerate(zip(shares.tolist(), patches, strict=True)):
-        layer = {
-            "shares": [round(share, 5) for share in own],
-            "patches": [[float(f"{p:.4g}") for p in row] for row in rows.tolist()],
-        }
-        yield (b"," if i else b"") + dump_json(layer)
-    yield b"]}"
-
-
-def image_json(
-    fields: Mapping[str, Any],
-    answers: Iterable[tuple[str, dict[str, Any]]],
-    maps: Iterable[bytes] | None = None,
-) -> Iterator[bytes]:
-    """The part of a response about one image, task by task."""
-    yield dump_json(fields)[:-1] + b',"tasks":{'
-    for i, (name, answer) in enumerate(answers):
-        yield (b"," if i else b"") + dump_json(name) + b":" + dump_json(answer)
-    yield b"}"
-    if maps is not None:
-        yield b',"attention":'
-        yield from maps
-    yield b"}"
-
-
-def vectors_json(fields: Mapping[str, Any], vectors: Mapping[str, Tensor]) -> Iterator[bytes]:
-    """The part of a response about one image: vectors, with the nine digits of float32.
+def shown_vectors(vectors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The vectors of one image, with the nine digits of float32.
 
     One that is not finite is an error instead, because JSON has no such numbers.
     """
-    yield dump_json(fields)[:-1] + b',"vectors":{'
     good = {name: one for name, one in vectors.items() if bool(one.isfinite().all())}
-    for i, (name, vector) in enumerate(good.items()):
-        yield (b"," if i else b"") + dump_json(name) + b":["
-        yield from numbers([vector])
-        yield b"]"
-    yield b"}"
     errors = {
         name: f"The vector of {name!r} is not finite for this image; train the task again."
         for name in vectors.keys() - good.keys()
     }
-    yield (b',"errors":' + dump_json(errors) if errors else b"") + b"}"
-
-
-def images_json(images: Iterable[Iterable[bytes]], contents: Mapping[str, str]) -> Iterator[bytes]:
-    """A response, from its parts about each image and the contents of the tasks that answered."""
-    yield b'{"images":['
-    for i, image in enumerate(images):
-        yield b"," if i else b""
-        yield from image
-    yield b'],"contents":' + dump_json(contents) + b"}"
+    found = {"vectors": {name: numbers([vector]) for name, vector in good.items()}}
+    return found | ({"errors": errors} if errors else {})

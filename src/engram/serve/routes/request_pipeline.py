@@ -32,20 +32,13 @@ from engram.util.text import printable
 
 Options = TypeVar("Options", bound=BaseModel)
 Result = TypeVar("Result")
+Asked = tuple[Sequence[str], int]  # outputs, and the values of the answer about one image
 Answered = tuple[Decoded, Outputs]
 Written = tuple[Iterable[bytes], Mapping[str, str]]  # parts of the body, and headers
 
 _ANSWERS = 4  # as large as one may be, in progress at a time
 # Seconds in which a client may finish sending a refused body: only then does it read the answer.
 _DRAIN_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The outputs that a request asks for, and the values of its answer about one image."""
-
-    names: Sequence[str]
-    values: int
 
 
 @dataclass(frozen=True)
@@ -145,36 +138,35 @@ class RequestPipeline:
             with self.telemetry.stage(DECODE):
                 async with self.decoders.decoder(address) as decoder:
                     names, options = await decoder.read(query.options, body, **query.form)
-                    asked, count = query.asked(options), len(names)
-                    self._check_values(asked, count)
-                    places.enter_context(self._answers.taken(address, count * asked.values))
+                    (wanted, each), count = query.asked(options), len(names)
+                    self._check_values(each, count)
+                    places.enter_context(self._answers.taken(address, count * each))
                     places.enter_context(self.batcher.reserve(count, address))
                     decoded = [
-                        await decoder.decode(i, name, snapshot.preprocessing)
+                        await decoder.decode(i, name, snapshot.model.preprocessing)
                         for i, name in enumerate(names)
                     ]
             views = [one.view for one in decoded]
-            outputs = await self.batcher.run(snapshot, views, asked.names, query.embeds)
+            outputs = await self.batcher.run(snapshot, views, wanted, query.embeds)
             with self.telemetry.stage(WRITE):
                 images = list(zip(decoded, outputs, strict=True))
                 parts, headers = await query.write(options, images)
                 headers = {"Content-Type": "application/json", **headers}
                 await answer.write(parts, self.in_thread, headers)
-        for task in {task_name(name) for name in asked.names}:
+        for task in {task_name(name) for name in wanted}:
             self.telemetry.answers.labels(task).inc(count)
         if not query.embeds:  # vectors are no answers
             await self.in_thread(partial(record_answers, self.telemetry, snapshot, outputs))
-        return count * asked.values
+        return count * each
 
-    def _check_values(self, asked: Asked, images: int) -> None:
+    def _check_values(self, each: int, images: int) -> None:
         """Refuse an answer that would be too large with a Problem, before it is computed."""
         most = self.settings.max_values
-        if images * asked.values > most:
+        if images * each > most:
             raise Problem(
                 422,
-                f"The answer would have {images * asked.values:,} values, {asked.values:,} for "
-                f"each image, and {most:,} is the limit; send fewer images, or ask for fewer "
-                "tasks or outputs.",
+                f"The answer would have {images * each:,} values, {each:,} for each image, and "
+                f"{most:,} is the limit; send fewer images, or ask for fewer tasks or outputs.",
             )
 
     async def in_thread(self, write: Callable[[], Result]) -> Result:

@@ -1,4 +1,4 @@
-"""/v1/tasks: list and describe the tasks, attach, replace and remove them."""
+"""/v1/tasks: list, describe, attach, replace and remove tasks; /v1/teach: make one of vectors."""
 
 from __future__ import annotations
 
@@ -8,32 +8,44 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from torch import Tensor
 
+from engram.methods import Base, Head
 from engram.serve.catalogue import Catalogue, Condition, Snapshot
 from engram.serve.log import Log
 from engram.serve.middleware import client_address
 from engram.serve.problems import Problem
-from engram.serve.routes.request_pipeline import read_body
+from engram.serve.routes.request_pipeline import RequestPipeline, read_body
 from engram.serve.routes.schemas import (
+    MAX_VECTORS,
     TaskDetail,
     TaskList,
+    TeachOptions,
+    TeachRequest,
     error_responses,
     request_body,
 )
-from engram.serve.service_settings import Settings
 from engram.serve.tokens import Tokens
+from engram.store.format import serialise_engram
+from engram.store.portable import without_local_paths
+from engram.tasks.feature_sums import FeatureSums
+from engram.tasks.spec import TaskSpec
+from engram.train.teach import solve_task
 from engram.util.text import without_folder
 
 Change = Callable[[str], Snapshot]  # of a task, by its name
 
-_ENGRAM_FILE = {"type": "string", "format": "binary", "minLength": 1}
+_ENGRAM_FILE = {"type": "string", "format": "binary"}
 
 
-def tasks_router(catalogue: Catalogue, settings: Settings, tokens: Tokens, log: Log) -> APIRouter:
-    """The endpoints about tasks; those that change them need the token."""
-    router = APIRouter()
+def tasks_router(
+    catalogue: Catalogue, pipeline: RequestPipeline, tokens: Tokens, log: Log
+) -> APIRouter:
+    """The endpoints about tasks; those that change them need the token. Who may ask may teach."""
+    router, settings = APIRouter(), pipeline.settings
 
     @router.get(
         "/v1/tasks",
@@ -79,7 +91,7 @@ def tasks_router(catalogue: Catalogue, settings: Settings, tokens: Tokens, log: 
             200: {"model": TaskDetail, "description": "It replaced another, or was there already"},
         },
         dependencies=tokens.to_attach,
-        openapi_extra=request_body({"application/octet-stream": _ENGRAM_FILE}),
+        openapi_extra=request_body({"application/octet-stream": {**_ENGRAM_FILE, "minLength": 1}}),
     )
     async def attach(name: str, request: Request, shadow: bool = False) -> Response:
         deadline = asyncio.get_running_loop().time() + settings.timeout
@@ -141,7 +153,36 @@ def tasks_router(catalogue: Catalogue, settings: Settings, tokens: Tokens, log: 
         log.event(event, client=client_address(request.scope), task=name)
         return Response(status_code=204)
 
+    @router.post(
+        "/v1/teach",
+        summary="Teach a task from vectors of a few images",
+        description=f"At most {MAX_VECTORS} vectors, those of `base` that /v1/embed gives. The "
+        "response is the engram of the task, for /v1/tasks/{name} or a file. Images and vectors "
+        "are not kept.",
+        response_class=Response,
+        responses={
+            200: {"content": {"application/octet-stream": {"schema": _ENGRAM_FILE}}},
+            **error_responses(400, 401, 408, 413, 422, 429, 503),
+        },
+        dependencies=tokens.to_ask,
+        openapi_extra=request_body({"application/json": TeachRequest.model_json_schema()}),
+    )
+    async def teach(request: Request) -> Response:
+        snapshot = catalogue.now
+        features = snapshot.model.task(Base.name).head.vector_size
+        return pipeline.teach(request, features, partial(taught_engram, snapshot))
+
     return router
+
+
+def taught_engram(snapshot: Snapshot, options: TeachOptions, vectors: Tensor) -> bytes:
+    """The engram of a task that was taught, without paths of this machine."""
+    classes = list(dict.fromkeys(options.labels))
+    spec = TaskSpec.create(options.task, classes, Head())
+    labels = torch.tensor([classes.index(label) for label in options.labels])
+    sums = FeatureSums.from_features(vectors, labels, len(classes))
+    engram = solve_task(snapshot.model, spec, sums, (vectors, labels), options.statistics == "on")
+    return serialise_engram(without_local_paths(engram)[0])
 
 
 def _condition(request: Request) -> Condition:
@@ -234,7 +275,7 @@ def task_list(snapshot: Snapshot, engine: str, attaching: bool) -> dict[str, Any
             "source": without_folder(backbone.source),
             "fingerprint": backbone.fingerprint,
             "classes": head.classes if head is not None and head.classes else None,
-            "image_size": list(snapshot.preprocessing.size),
+            "image_size": list(snapshot.model.preprocessing.size),
             "layers": backbone.config.depth,
         },
         "tasks": [task_info(snapshot, name) for name in snapshot.public_engrams],

@@ -90,15 +90,13 @@ def _gather(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def numbers(tensors: Iterable[Tensor]) -> Iterator[bytes]:
-    """The values of tensors as JSON, without brackets: float32 with all its nine digits."""
-    comma = b""
+    """The values of tensors as items of one JSON list: float32 with all its nine digits."""
     for tensor in tensors:
         form = b"%.9g" if tensor.is_floating_point() else b"%d"
         flat = tensor.flatten()
         for start in range(0, len(flat), PIECE_VALUES):
             values = flat[start : start + PIECE_VALUES]
-            yield comma + b",".join([form] * len(values)) % tuple(values.tolist())
-            comma = b","
+            yield b",".join([form] * len(values)) % tuple(values.tolist())
 
 
 def raw(tensors: Iterable[Tensor]) -> Iterator[bytes]:
@@ -110,7 +108,33 @@ def raw(tensors: Iterable[Tensor]) -> Iterator[bytes]:
             yield values[start : start + PIECE_VALUES].tobytes()
 
 
-def dump_json(value: Any) -> bytes:
+def json_parts(value: Any) -> Iterator[bytes]:
+    """A value as JSON, in parts: other threads wait while one part is written.
+
+    Mappings are written member by member, iterators as lists, item by item. A function is called
+    when its turn has come, and bytes are JSON already.
+    """
+    if isinstance(value, bytes):
+        yield value
+    elif callable(value):
+        yield from json_parts(value())
+    elif isinstance(value, Mapping):
+        yield b"{"
+        for i, (name, one) in enumerate(value.items()):
+            yield (b"," if i else b"") + _dump_json(name) + b":"
+            yield from json_parts(one)
+        yield b"}"
+    elif isinstance(value, Iterator):
+        yield b"["
+        for i, one in enumerate(value):
+            yield b"," if i else b""
+            yield from json_parts(one)
+        yield b"]"
+    else:
+        yield _dump_json(value)
+
+
+def _dump_json(value: Any) -> bytes:
     """A value as JSON, which has no numbers that are not finite."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode()
