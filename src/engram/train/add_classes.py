@@ -25,10 +25,9 @@ from engram.store.format import read_engram
 from engram.store.remote import single_engram_path
 from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.task import Task
-from engram.train.calibrate import metrics_on_test
 from engram.train.class_statistics import features_of, keep_statistics
 from engram.train.feeds import BatchShard, KnownFeatures
-from engram.train.fit import training_record
+from engram.train.fit import metrics_on_test, training_record
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
 from engram.train.result import Result
@@ -99,9 +98,7 @@ def add_classes(
     engram = old if isinstance(old, Engram) else read_engram(single_engram_path(old))
     name, known = task or engram.spec.name, len(engram.spec.classes)
     splits = data if isinstance(data, Splits) else load(data, one_class=True)
-    splits = with_held_out(with_known_classes(splits, engram), recipe, cross=False)
-    if test:
-        splits["test"]  # whether there is one should show now
+    splits = with_held_out(with_known_classes(splits, engram), recipe, cross=False, test=test)
     replaces = name in model.tasks and model.engram(name).content == engram.renamed(name).content
     if replaces:
         model.registry.check_removable(name)
@@ -129,14 +126,10 @@ def add_classes(
         if test:
             tested = metrics_on_test(model, name, splits, metrics["val"], run, recipe.workers)
             metrics["test"], _ = tested
-        result: dict[str, Any] = {
-            "seconds": time.perf_counter() - began,
-            "metrics": metrics,
-            "unreadable": training.unreadable,
-            "history": [],
-        }
+        seconds, bad = time.perf_counter() - began, training.unreadable
+        result = Result.of(made, run.out, seconds=seconds, metrics=metrics, unreadable=bad)
         record = training_record(recipe, splits, None, None) | {"grown_from": _lineage(engram)}
-        return run.end(model, Result.recorded(made, run.out, result), result, record)
+        return run.end(model, result, record)
 
 
 def with_known_classes(splits: Splits, old: Engram) -> Splits:

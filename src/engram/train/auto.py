@@ -30,6 +30,7 @@ from engram.data.python_data import PythonData
 from engram.errors import EngramError, Interrupted
 from engram.inference.evaluate import Answers
 from engram.methods import METHODS, Head, Masked, MaskedAdapter, Readout, Side, SideReadout
+from engram.methods.method_flags import DEFAULT_REGIME
 from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.tasks.kind import Kind
@@ -37,21 +38,19 @@ from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
 from engram.tasks.task_settings import TaskSettings
-from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
 from engram.train.choice import best_of, ties
-from engram.train.fit import training_record
+from engram.train.fit import metrics_on_test, training_record
 from engram.train.identity import identity_of
 from engram.train.learner import TaskTrainer
 from engram.train.own_pass import OwnPassResult, best_own_pass, check_own_pass, suggestion
 from engram.train.recipe import Recipe
-from engram.train.recipe_file import settings_of
-from engram.train.result import RunResult
+from engram.train.result import Result
 from engram.train.run import Run
 from engram.train.screening import Screening, Trial
 from engram.train.seen import PLAIN, Seen
 from engram.train.solve import Solution, Solver
-from engram.train.trackers import run_callbacks
+from engram.train.trackers import run_callbacks, settings_of
 from engram.train.training import Training
 from engram.train.validation import with_held_out
 from engram.train.variants import SweepRunner
@@ -104,15 +103,14 @@ class Tried:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class AutoResult(RunResult):
+class AutoResult(Result):
     """The result of `auto`: all that was tried, and the learning curve of what was trained."""
 
     tried: tuple[Tried, ...]
-    history: Sequence[Mapping[str, float]]
     own_pass: str = ""  # what was found with `own_pass`, or that there is such a thing
 
     @classmethod
-    def recorded(cls, engram: Engram, path: Path | None, record: Mapping[str, Any]) -> AutoResult:
+    def recorded(cls, engram: Engram, path: Path, record: Mapping[str, Any]) -> AutoResult:
         tried = tuple(Tried(**one) for one in record["tried"])
         return super().recorded(engram, path, {**record, "tried": tried})
 
@@ -205,10 +203,8 @@ def auto(
     began = time.perf_counter()
     recipe, team = recipe or Recipe(), team or ProcessGroup()
     whole = data if isinstance(data, Splits) else load(data, kind=kind)
-    splits = with_held_out(whole, recipe, not KINDS[whole.kind].per_pixel)
-    if test:
-        splits["test"]  # whether there is one should show now, not after an hour
-    task = TaskSettings("masked", tuple(extends), class_init, settings)
+    splits = with_held_out(whole, recipe, not KINDS[whole.kind].per_pixel, test)
+    task = TaskSettings(DEFAULT_REGIME, tuple(extends), class_init, settings)
     shorter = shorter_recipe(recipe, len(splits["train"]))
     portfolio = Portfolio(model, name, splits, shorter, task, team, test, own_pass)
     runner = SweepRunner(model, name, splits, recipe, task, team)  # of what has its own pass
@@ -219,10 +215,11 @@ def auto(
     about |= {"regime": "auto", **({"own_pass": True} if own_pass else {})}
     run.callbacks = run_callbacks(callbacks, name, splits, about, run)
     with run:
-        finished = run.finished(portfolio.identity)
+        finished = run.finished(portfolio.identity, AutoResult)
         if run.out is not None and finished is not None:
             model.attach(run.out)
-            return AutoResult.recorded(model.eval().engram(name), run.out, finished)
+            model.eval()
+            return finished
         engram, chosen, tried, training = portfolio.best(run)
         final, lr = chosen.final, chosen.lr
         metrics, ending = final.metrics, final.ending
@@ -249,25 +246,20 @@ def auto(
         if test and not stopped_at:
             tested = metrics_on_test(model, name, splits, metrics, run, recipe.workers)
             found["test"], answers = tested
-        result = {
-            "seconds": time.perf_counter() - began,
-            "metrics": found,
-            "unreadable": training.unreadable,
-            "history": training.history,
-            "tried": [one.to_dict() for one in tried],
-            "ending": ending and asdict(ending),
-            "own_pass": own_pass_told,
-        }
-        done = AutoResult.recorded(engram, run.out, result)
-        done = replace(done, answers=answers, interrupted=bool(stopped_at))
+        result = AutoResult.of(
+            engram, run.out,
+            seconds=time.perf_counter() - began, metrics=found, unreadable=training.unreadable,
+            history=training.history, tried=tuple(tried), ending=ending, own_pass=own_pass_told,
+            answers=answers, interrupted=bool(stopped_at),
+        )  # fmt: skip
         record = training_record(portfolio.recipe, splits, lr, ending)
         try:
-            run.end(model, done, result, record, stopped_at)
+            run.end(model, result, record, stopped_at)
         except Interrupted:
             model.detach(name)  # a resumed run adds it again
             raise
         runner.clear(run)
-    return done
+    return result
 
 
 def _tried_own_pass(own: OwnPassResult) -> list[Tried]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engram.errors import EngramError, Notice
-from engram.train.result import RunResult
+from engram.train.result import Result
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 
@@ -76,7 +76,7 @@ class Callback:
     def checkpointed(self, step: int) -> None:
         """A checkpoint was written; a run that is resumed goes on behind this step."""
 
-    def finished(self, result: RunResult) -> None:
+    def finished(self, result: Result) -> None:
         """The run is done, and its engram is written if it has an `out`."""
 
     def stopped(self, error: BaseException) -> None:
@@ -118,7 +118,7 @@ class Callbacks:
     def checkpointed(self, step: int) -> None:
         self._tell("checkpointed", lambda one: one.checkpointed(step), self._open)
 
-    def finished(self, result: RunResult) -> None:
+    def finished(self, result: Result) -> None:
         told, self._open = self._open, []
         self._tell("finished", lambda one: one.finished(result), told)
 

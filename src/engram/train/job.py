@@ -13,26 +13,24 @@ from engram.data.datasets import Splits
 from engram.data.overview import warnings
 from engram.errors import EngramError
 from engram.methods import method_class
-from engram.methods.method_flags import ONE_CLASS_REGIME
+from engram.methods.method_flags import DEFAULT_REGIME, ONE_CLASS_REGIME
 from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task_settings import TaskSettings
 from engram.train.auto import AutoResult, auto, trained_regimes
 from engram.train.backbone import backbone_for
-from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
-from engram.train.fit import fit
+from engram.train.fit import fit, metrics_on_test
 from engram.train.opening import opening
 from engram.train.options import DataOptions, RunOptions, named, names_file, recipe_from
 from engram.train.recipe import Recipe, learning_rate
-from engram.train.recipe_file import RecipeFile
 from engram.train.result import Result
 from engram.train.run import Run, check_out
 from engram.train.soup import spread
 from engram.train.sweep import SweepResult, sweep
 from engram.train.teach import teach
-from engram.train.trackers import trackers_named
+from engram.train.trackers import RecipeFile, trackers_named
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress
@@ -114,11 +112,11 @@ class TrainingJob:
         if KINDS[self.splits.kind].one_class and regime in (None, "auto"):
             regime = ONE_CLASS_REGIME
         one = self.options.recipe == "paper" or seeds != 1 or soup != 0
-        chosen = regime or ("masked" if one else "auto")
+        chosen = regime or (DEFAULT_REGIME if one else "auto")
         if chosen == "auto" and (seeds != 1 or soup):
             what = flag("soup" if soup else "seeds")
             raise EngramError(
-                f"{what} needs one regime; give one, such as {flag('regime', 'side')}."
+                f"{what} needs one regime; give one, such as {flag('regime', DEFAULT_REGIME)}."
             )
         if self.own_pass and chosen != "auto":
             raise EngramError(
@@ -144,7 +142,7 @@ class TrainingJob:
 
     def train(
         self, task: str, out: Path, regime: str, seeds: int, progress: Progress, soup: int = 0
-    ) -> AutoResult | Result | SweepResult:
+    ) -> Result:
         """Train as `engram fit` does, with what `choose` chose."""
         if regime == "auto":
             return self.auto(task, out, progress)

@@ -126,6 +126,27 @@ class TaskTrainer:
         self.held_out, fitted = held_out, self.task.head.fitted
         self.metrics = self.task.kind.metrics(held_out.pairs, fitted, held_out.failed)
 
+    def calibrate(self) -> None:
+        """Divide the logits by the temperature that fits the answers for held-out images.
+
+        Answers and metrics are then the calibrated ones, with the `temperature` and what the
+        calibration error was before, `uncalibrated_ece`. Nothing happens where the recipe turned it
+        off, where the kind of task has no probabilities, or where it would not help.
+        """
+        kind, head, held_out, before = self.task.kind, self.task.head, self.held_out, self.metrics
+        if self.recipe.calibrate == "off" or not kind.calibrates:
+            return
+        temperature = kind.temperature(held_out.outputs, held_out.labels)
+        if temperature == 1.0:
+            return
+        head.divide(temperature)
+        calibrated = held_out._replace(outputs=held_out.outputs / temperature)
+        kind.fit_buffers(head, calibrated.pairs)
+        self.measure(calibrated)
+        estimated = ("interval", "folds", "held_out", "learned_all", self.measured_by)
+        self.metrics |= {name: before[name] for name in estimated}
+        self.metrics |= {"uncalibrated_ece": before["ece"], "temperature": temperature}
+
     @property
     def score(self) -> float:
         """The metric that chooses, as last measured."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +14,28 @@ from engram.data.datasets import Splits, load
 from engram.data.python_data import PythonData
 from engram.errors import EngramError, Interrupted
 from engram.methods import Masked
+from engram.methods.method_flags import DEFAULT_REGIME
 from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.tasks.kinds import KINDS
 from engram.tasks.task_settings import TaskSettings
-from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
-from engram.train.fit import training_record
+from engram.train.fit import metrics_on_test, training_record
 from engram.train.plots import draw_sweep
 from engram.train.recipe import Recipe
-from engram.train.recipe_file import settings_of
-from engram.train.result import RunResult
+from engram.train.result import Result
 from engram.train.run import Run
 from engram.train.soup import Soup, best_soup, check_soup
-from engram.train.trackers import csv_text, run_callbacks
+from engram.train.trackers import csv_text, run_callbacks, settings_of
 from engram.train.validation import with_held_out
-from engram.train.variants import Setting, SweepRunner, Trained, Variant, grid_of
+from engram.train.variants import Setting, SweepRunner, Trained, grid_of
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class SweepResult(RunResult):
+class SweepResult(Result):
     """The result of `sweep`: all settings, and the best on validation, whose engram was kept."""
 
     settings: tuple[Setting, ...]
@@ -45,9 +44,10 @@ class SweepResult(RunResult):
     soup: Soup | None = None  # the averages that were tried
 
     @classmethod
-    def recorded(cls, engram: Engram, path: Path | None, record: Mapping[str, Any]) -> SweepResult:
+    def recorded(cls, engram: Engram, path: Path, record: Mapping[str, Any]) -> SweepResult:
         settings = tuple(Setting.recorded(one) for one in record["settings"])
-        best, soup = settings[record["best"]], record["soup"] and Soup(**record["soup"])
+        best = Setting.recorded(record["best"])
+        soup = record["soup"] and Soup(**record["soup"])
         found = {**record, "settings": settings, "best": best, "soup": soup}
         return super().recorded(engram, path, found)
 
@@ -72,7 +72,7 @@ def sweep(
     weight_decays: Sequence[float] = (),
     seeds: int = 1,
     kind: str = "classification",
-    regime: str = "masked",
+    regime: str = DEFAULT_REGIME,
     extends: Sequence[str] = (),
     class_init: str = "backbone",
     out: str | os.PathLike[str] | None = None,
@@ -144,14 +144,14 @@ def sweep(
             f"{flag('refit')} uses the validation images that were taken from the training data, "
             f"but {whole.name} has a validation split of its own; leave it out."
         )
-    splits = with_held_out(whole, recipe, cross=False)
-    if test:
-        splits["test"]  # whether there is one should show now, not after an hour
+    splits = with_held_out(whole, recipe, cross=False, test=test)
     task = TaskSettings(regime, tuple(extends), class_init, settings)
     workshop = SweepRunner(model, name, splits, recipe, task, team)
     workshop.check_names(variants)
     run = Run(out, team, overwrite, resume, model.backbone.source, progress)
-    identity = sweep_identity(workshop, variants, refit=refit, test=test, soup=soup)
+    # It begins with that of the training, which the checkpoint has.
+    identity = f"{workshop.identity(variants)} refit={refit} test={test}"
+    identity += f" soup={soup}" if soup else ""
     rates = list(dict.fromkeys(variant.setting.lr for variant in variants))
     grid = {"lr": rates, "cells": cells, "weight_decay": weight_decays}
     about = settings_of(
@@ -159,10 +159,10 @@ def sweep(
     )
     run.callbacks = run_callbacks(callbacks, name, splits, about, run)
     with run:
-        before = run.finished(identity)
+        before = run.finished(identity, SweepResult)
         if run.out is not None and before is not None:
             model.attach(run.out)
-            return SweepResult.recorded(model.engram(name), run.out, before)
+            return before
         finished = workshop.train(variants, run)
         interrupted = bool(finished.stopped_at)
         refit, test = refit and not interrupted, test and not interrupted
@@ -189,43 +189,24 @@ def sweep(
         if test:
             tested = metrics_on_test(model, name, splits, metrics["val"], run, recipe.workers)
             metrics["test"], answers = tested
-        result = {
-            "seconds": time.perf_counter() - began,
-            "metrics": metrics,
-            "unreadable": finished.unreadable,
-            "settings": [asdict(setting) for setting in scored],
-            "best": scored.index(best),
-            "seed": chosen.variant.seed,
-            "ending": ending and asdict(ending),
-            "soup": tried and asdict(tried),
-        }
+        result = SweepResult.of(
+            engram, run.out,
+            seconds=time.perf_counter() - began, metrics=metrics, unreadable=finished.unreadable,
+            settings=tuple(scored), best=best, seed=chosen.variant.seed, ending=ending, soup=tried,
+            answers=answers, interrupted=interrupted,
+        )  # fmt: skip
         final = workshop.recipe_of(chosen.variant)
         record = training_record(final, learned, final.lr, ending)
         if tried is not None and tried.kept > 1:
             record["merged"] = tried.lineage
         _write_tables(run, scored)
-        done = SweepResult.recorded(engram, run.out, result)
-        done = replace(done, answers=answers, interrupted=interrupted)
         try:
-            run.end(model, done, result, record, finished.stopped_at)
+            run.end(model, result, record, finished.stopped_at)
         except Interrupted:
             model.detach(name)  # a resumed sweep adds it again
             raise
         workshop.clear(run)
-    return done
-
-
-def sweep_identity(
-    workshop: SweepRunner,
-    variants: Sequence[Variant],
-    *,
-    refit: bool = False,
-    test: bool = False,
-    soup: int = 0,
-) -> str:
-    """Identity of a sweep. It begins with that of its training, which its checkpoint has."""
-    averaged = f" soup={soup}" if soup else ""
-    return f"{workshop.identity(variants)} refit={refit} test={test}{averaged}"
+    return result
 
 
 def _lists(grid: Mapping[str, Sequence[float]]) -> dict[str, Any]:

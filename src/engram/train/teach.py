@@ -324,13 +324,5 @@ def _attach(
         model.detach(spec.name)
     model.attach(engram)
     path = None if out is None else model.save(spec.name, Path(out))
-    return Result(
-        task=spec.name,
-        regime=spec.regime,
-        parameters=engram.parameters,
-        seconds=time.perf_counter() - began,
-        metrics=engram.metrics,
-        path=path,
-        unreadable=learned.unreadable,
-        history=[],
-    )
+    seconds, bad = time.perf_counter() - began, learned.unreadable
+    return Result.of(engram, path, seconds=seconds, metrics=engram.metrics, unreadable=bad)

@@ -21,7 +21,6 @@ from engram.errors import EngramError, Notice
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
 from engram.train.bank import PatchFeed
-from engram.train.calibrate import calibrate
 from engram.train.class_statistics import keep_statistics
 from engram.train.feed_plan import FeedPlan
 from engram.train.feeds import BatchShard, CacheFeed, Feed, open_feed
@@ -106,7 +105,7 @@ class Training:
                 estimator = Estimator(one.task.kind, one.measured_by, self.splits)
                 fitted = one.task.head.fitted
                 one.metrics = estimator(one.metrics, one.held_out, rivals, fitted)
-                calibrate(one)
+                one.calibrate()
         keep_statistics(self, learners)
 
     def held_out(self, learner: TaskTrainer, task: str) -> Answers:

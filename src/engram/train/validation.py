@@ -40,14 +40,17 @@ _Z = 1.645  # of a normal distribution: 90 % are within
 _RESAMPLES = 200
 
 
-def with_held_out(whole: Splits, recipe: Recipe, cross: bool = True) -> Splits:
+def with_held_out(whole: Splits, recipe: Recipe, cross: bool = True, test: bool = False) -> Splits:
     """Splits with held-out images: the data's own validation split, folds, or a share.
 
     Args:
         whole: The data as it was loaded.
         recipe: Says how many folds there are, and whether held-out images are learned in the end.
         cross: Whether several tasks can train together, which folds need.
+        test: Whether there has to be a test split: that should show now, not after an hour.
     """
+    if test:
+        whole["test"]
     images, seed = len(whole["train"]), recipe.data_seed
     if whole.val is not None or not cross or not recipe.refit or recipe.mixup:
         return whole.with_validation(recipe.val_share or SMALLEST, seed)
