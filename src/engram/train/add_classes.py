@@ -231,8 +231,9 @@ def _solve(training: Training, learner: TaskTrainer, old: ClassStatistics) -> He
 
 def _gathered(training: Training, shares: Iterable[BatchShard], name: str) -> tuple[Tensor, Tensor]:
     """Head inputs for the images of all processes, in half precision, and their labels."""
-    found = training.team.gather(list(features_of(training, shares, name)))
-    features, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
+    seen = features_of(training, shares, [name])
+    found = [(features[name].half().cpu(), part.labels) for part, features in seen]
+    features, labels = (torch.cat(x) for x in zip(*training.team.gather(found), strict=True))
     return features, labels
 
 

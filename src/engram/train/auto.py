@@ -42,10 +42,10 @@ from engram.train.callbacks import Callback
 from engram.train.choice import best_of, ties
 from engram.train.fit import metrics_on_test, training_record
 from engram.train.identity import identity_of
-from engram.train.learner import TaskTrainer
-from engram.train.own_pass import OwnPassResult, best_own_pass, check_own_pass, suggestion
+from engram.train.learner import TaskTrainer, trainers_of_folds
+from engram.train.own_pass import best_own_pass, check_own_pass, suggestion
 from engram.train.recipe import Recipe
-from engram.train.result import Result
+from engram.train.result import Result, Tried
 from engram.train.run import Run
 from engram.train.screening import Screening, Trial
 from engram.train.seen import PLAIN, Seen
@@ -81,27 +81,6 @@ _EPOCHS, _STEPS = 1 / 6, 150
 _EVALUATIONS, _AVERAGE = 12, 0.98
 
 
-@dataclass(frozen=True)
-class Tried:
-    """One task that was tried, and how good it was when it was last measured."""
-
-    regime: str
-    lr: float  # 0: it was solved; of an average, that of its trained half
-    parameters: int
-    metric: str  # the one that chooses
-    value: float  # on held-out images
-    images: int  # so many of them
-    how: str  # trained, solved or averaged
-    epochs: float = 0.0  # of training
-    kept: bool = False
-    tied: bool = False  # with the best, but for noise
-    dropped: bool = False  # after a short training
-    own_pass: bool = False  # it changes the backbone's tokens; measured on the first fold alone
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AutoResult(Result):
     """The result of `auto`: all that was tried, and the learning curve of what was trained."""
@@ -115,7 +94,7 @@ class AutoResult(Result):
         return super().recorded(engram, path, {**record, "tried": tried})
 
     def to_dict(self) -> dict[str, Any]:
-        tried = [one.to_dict() for one in self.tried]
+        tried = [asdict(one) for one in self.tried]
         return {**super().to_dict(), "tried": tried, "own_pass": self.own_pass}
 
     def table(self, kind: Kind) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
@@ -206,8 +185,9 @@ def auto(
     splits = with_held_out(whole, recipe, not KINDS[whole.kind].per_pixel, test)
     task = TaskSettings(DEFAULT_REGIME, tuple(extends), class_init, settings)
     shorter = shorter_recipe(recipe, len(splits["train"]))
-    portfolio = Portfolio(model, name, splits, shorter, task, team, test, own_pass)
-    runner = SweepRunner(model, name, splits, recipe, task, team)  # of what has its own pass
+    runner = SweepRunner(model, name, splits, recipe, task, team)
+    portfolio = Portfolio(replace(runner, recipe=shorter))
+    identity = f"{portfolio.identity} auto test={test}{' own-pass' if own_pass else ''}"
     if own_pass:
         check_own_pass(runner)
     run = Run(out, team, overwrite, resume, model.backbone.source, progress)
@@ -215,7 +195,7 @@ def auto(
     about |= {"regime": "auto", **({"own_pass": True} if own_pass else {})}
     run.callbacks = run_callbacks(callbacks, name, splits, about, run)
     with run:
-        finished = run.finished(portfolio.identity, AutoResult)
+        finished = run.finished(identity, AutoResult)
         if run.out is not None and finished is not None:
             model.attach(run.out)
             model.eval()
@@ -234,12 +214,12 @@ def auto(
                     raise
                 stopped_at = "a regime with a pass of its own"
             else:
-                own_pass_told = own.told
-                tried = [*tried, *_tried_own_pass(own)]
-                if own.best is not None and own.kept is not None:
+                own_pass_told, kept = own.told, own.kept
+                tried = [*tried, *own.tried]
+                if kept is not None:
                     tried = [replace(one, kept=one.kept and one.own_pass) for one in tried]
-                    engram, lr, answers = own.kept.engram, own.rates[own.best], None
-                    metrics, ending = own.metrics, own.kept.ending
+                    engram, lr, answers = kept.engram, kept.variant.setting.lr, None
+                    metrics, ending = kept.metrics, kept.ending
         model.attach(engram)
         model.eval()
         found = {"val": metrics}
@@ -253,31 +233,8 @@ def auto(
             answers=answers, interrupted=bool(stopped_at),
         )  # fmt: skip
         record = training_record(portfolio.recipe, splits, lr, ending)
-        try:
-            run.end(model, result, record, stopped_at)
-        except Interrupted:
-            model.detach(name)  # a resumed run adds it again
-            raise
-        runner.clear(run)
+        runner.end(run, result, record, stopped_at)
     return result
-
-
-def _tried_own_pass(own: OwnPassResult) -> list[Tried]:
-    return [
-        Tried(
-            regime=one.engram.spec.regime,
-            lr=lr,
-            parameters=one.engram.parameters,
-            metric=one.measured_by,
-            value=one.score,
-            images=int(one.metrics["images"]),
-            how="trained",
-            epochs=round(one.ending.steps / one.ending.per_epoch, 2) if one.ending else 0.0,
-            kept=i == own.best,
-            own_pass=True,
-        )
-        for i, (one, lr) in enumerate(zip(own.trained, own.rates, strict=True))
-    ]
 
 
 def shorter_recipe(recipe: Recipe, images: int) -> Recipe:
@@ -309,35 +266,22 @@ def trained_regimes(model: MemoryViT, splits: Splits, extends: Sequence[str]) ->
 class Portfolio:
     """The tasks that are tried for one dataset, on a model of their own with the same parents."""
 
-    def __init__(
-        self,
-        model: MemoryViT,
-        name: str,
-        splits: Splits,
-        recipe: Recipe,
-        settings: TaskSettings,
-        team: ProcessGroup,
-        test: bool = False,
-        own_pass: bool = False,
-    ) -> None:
-        self.name, self.splits, self.recipe, self.team = name, splits, recipe, team
-        self.settings, self.kind = settings, KINDS[splits.kind]
-        recipe.check_for(self.kind)
-        self.measured_by = self.kind.score_with(recipe.balance)
-        self.solves = not settings.extends and not self.kind.per_pixel
-        regimes = trained_regimes(model, splits, settings.extends)
+    def __init__(self, runner: SweepRunner) -> None:
+        self.name, self.splits, self.recipe = runner.name, runner.splits, runner.recipe
+        self.settings, self.team, self.kind = runner.task, runner.team, KINDS[self.splits.kind]
+        self.recipe.check_for(self.kind)
+        self.measured_by = self.kind.score_with(self.recipe.balance)
+        self.solves = not self.settings.extends and not self.kind.per_pixel
+        regimes = trained_regimes(runner.model, self.splits, self.settings.extends)
         self._check_settings(regimes)
-        model.check(self._spec(name, regimes[0]))
-        self.model = MemoryViT(model.backbone)
-        for parent in model.tasks if settings.extends else ():
-            self.model.attach(model.engram(parent))
+        runner.model.check(self._spec(self.name, regimes[0]))
+        self.model = runner.scratch()
         self.began = time.perf_counter()
         self.finished: list[Trial] = []  # what the choice was made from
         self.trials = [trial for regime in regimes for trial in self._trials(regime)]
         trainers = [trainer for trial in self.trials for trainer in trial.trainers]
         tasks = [(one.task.spec, one.lr, one.weight_decay) for one in trainers]
-        self.identity = f"{identity_of(self.model, tasks, splits, recipe)} auto test={test}"
-        self.identity += " own-pass" if own_pass else ""
+        self.identity = identity_of(self.model, tasks, self.splits, self.recipe)
 
     def _trials(self, regime: str) -> list[Trial]:
         """Trials of a regime at all rates, in their order, with their scouts."""
@@ -356,10 +300,7 @@ class Portfolio:
         """Untrained tasks of one candidate: one for every fold, and one for all images."""
         folds = self.splits.folds
         names = [self._add(regime, seen) for _ in range(1 if folds is None else folds.count + 1)]
-        return [
-            TaskTrainer(self.model, name, self.recipe, lr, trial=names[-1], fold=fold)
-            for fold, name in enumerate(names)
-        ]
+        return trainers_of_folds(self.model, names, self.recipe, lr)
 
     def _add(self, regime: str, seen: Seen = PLAIN) -> str:
         """Add an untrained task, with a name that no parent has."""
@@ -391,7 +332,7 @@ class Portfolio:
         """The best engram, what it was, all that was tried, and the training."""
         training = Screening(self.model, self.trials, self.splits, self.recipe, run)
         training.prepare()
-        training.begin(self.identity)
+        training.begin(run.identity)
         solved = self._solved(training) if self.solves else []
         scores = [float(one.metrics[self.measured_by]) for one, _ in solved]
         training.to_beat = max(scores, default=-math.inf)

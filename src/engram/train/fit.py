@@ -24,7 +24,7 @@ from engram.tasks.task_settings import TaskSettings
 from engram.train.bank import fill_banks
 from engram.train.callbacks import Callback
 from engram.train.identity import identity_of_fit
-from engram.train.learner import TaskTrainer
+from engram.train.learner import trainers_of_folds
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.result import Ending, Result
 from engram.train.run import Run
@@ -119,7 +119,7 @@ def fit(
             model.eval()
             return finished
         with _with_folds(model, name, splits) as names:
-            trainers = _trainers(model, names, recipe)
+            trainers = trainers_of_folds(model, names, recipe)
             training = Training(model, trainers, splits, recipe, run)
             training.prepare(transform)
             training.begin(identity)
@@ -129,7 +129,7 @@ def fit(
                     fill_banks(training, names)
                 else:
                     rivals = _solve(training, names)
-                trainers = _trainers(model, names, recipe)
+                trainers = trainers_of_folds(model, names, recipe)
                 training.measure(trainers)
             else:
                 training.go()
@@ -164,13 +164,6 @@ def _with_folds(model: MemoryViT, name: str, splits: Splits) -> Iterator[list[st
         for copy in copies:
             if copy in model.tasks:
                 model.detach(copy)
-
-
-def _trainers(model: MemoryViT, names: Sequence[str], recipe: Recipe) -> list[TaskTrainer]:
-    return [
-        TaskTrainer(model, name, recipe, trial=names[-1], fold=fold)
-        for fold, name in enumerate(names)
-    ]
 
 
 def _solve(training: Training, names: Sequence[str]) -> list[HeldOut]:

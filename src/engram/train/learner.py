@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -235,3 +235,13 @@ class TaskTrainer:
         names = ["best_score", "best_loss", "best_step", "top_score", "enough", "level"]
         names += ["since_best", "last_step", "metrics", "scale", "since_scaled"]
         return {name: getattr(self, name) for name in names}
+
+
+def trainers_of_folds(
+    model: MemoryViT, names: Sequence[str], recipe: Recipe, lr: float = 0.0
+) -> list[TaskTrainer]:
+    """Trainers of one trial: a task for every fold, and last the one for all images."""
+    return [
+        TaskTrainer(model, name, recipe, lr, trial=names[-1], fold=fold)
+        for fold, name in enumerate(names)
+    ]

@@ -11,8 +11,8 @@ together, and it cannot join them. It is then trained once more, with all images
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,6 +28,7 @@ from engram.tasks.task_settings import TaskSettings
 from engram.train.choice import best_of, ties
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import learning_rate
+from engram.train.result import Tried
 from engram.train.run import Run
 from engram.train.validation import Estimator, HeldOut
 from engram.train.variants import Setting, SweepRunner, Trained, Variant
@@ -38,19 +39,12 @@ from engram.util.progress import labelled
 OWN_PASS = (FullMemory.name, FullAdapter.name, FullTuning.name)
 
 
-@dataclass(frozen=True, eq=False)
-class OwnPassResult:
+class OwnPassResult(NamedTuple):
     """All that was tried, and what was kept of it."""
 
-    trained: Sequence[Trained]
-    best: int | None  # of these; None: none is better than what shares the pass
-    kept: Trained | None  # the best of these, trained with all images
-    metrics: dict[str, Any]  # of what was kept: an estimate with its interval
+    tried: Sequence[Tried]
+    kept: Trained | None  # trained with all images; None: none beats what shares the pass
     told: str  # what the gain is, and what it costs
-
-    @property
-    def rates(self) -> list[float]:
-        return [one.variant.setting.lr for one in self.trained]
 
 
 def check_own_pass(runner: SweepRunner) -> None:
@@ -84,13 +78,14 @@ def best_own_pass(runner: SweepRunner, shared: TaskTrainer, run: Run) -> OwnPass
         metrics.append(found.metrics)
     at, shared_regime = best_of(score, metrics), shared.task.spec.regime
     images = len(held_out[0].labels)
+    tried = [_tried(one) for one in trained]
     if 0 in ties(score, metrics):
         told = (
             f"none of {', '.join(OWN_PASS)} is clearly better than {shared_regime} "
             f"({kind.shown(float(metrics[0][score]))} of {images:,} held-out images, the best "
             f"of them {kind.shown(max(one.score for one in trained))}); kept what shares a pass"
         )
-        return OwnPassResult(trained, None, None, {}, told)
+        return OwnPassResult(tried, None, told)
     kept, regime = trained[at - 1], OWN_PASS[at - 1]
     estimator = Estimator(kind, score, one)
     own, _ = _with_regime(runner, regime, learned)
@@ -104,7 +99,23 @@ def best_own_pass(runner: SweepRunner, shared: TaskTrainer, run: Run) -> OwnPass
     if one.folds is not None:
         named = labelled(run.progress, f"{regime} with all images")
         kept = own.train_again(kept, replace(one, folds=None), run, named)
-    return OwnPassResult(trained, at - 1, kept, estimate, told)
+    tried[at - 1] = replace(tried[at - 1], kept=True)
+    return OwnPassResult(tried, replace(kept, metrics=estimate), told)
+
+
+def _tried(one: Trained) -> Tried:
+    ending = one.ending
+    return Tried(
+        regime=one.engram.spec.regime,
+        lr=one.variant.setting.lr,
+        parameters=one.engram.parameters,
+        metric=one.measured_by,
+        value=one.score,
+        images=int(one.metrics["images"]),
+        how="trained",
+        epochs=round(ending.steps / ending.per_epoch, 2) if ending else 0.0,
+        own_pass=True,
+    )
 
 
 def _with_regime(runner: SweepRunner, regime: str, splits: Splits) -> tuple[SweepRunner, Variant]:

@@ -40,16 +40,6 @@ class Ending:
             "interrupted": self.interrupted,
         }
 
-    @classmethod
-    def recorded(cls, record: Mapping[str, Any]) -> Ending | None:
-        """From what an engram records of its training; None where it says nothing of its end."""
-        if "training" not in record:
-            return None
-        names = ("steps", "planned_steps", "steps_per_epoch", "kept_step")
-        steps, planned, per_epoch, kept = (int(record["training"][name]) for name in names)
-        interrupted = bool(record["training"]["interrupted"])
-        return cls(steps, planned, per_epoch, kept, int(record["patience"]), interrupted)
-
     def __str__(self) -> str:
         epochs, planned = (f"{self._epochs(steps):g}" for steps in (self.steps, self.planned))
         kept = f"the weights of step {self.kept}, the best on validation"
@@ -66,6 +56,24 @@ class Ending:
 
     def _epochs(self, steps: int) -> float:
         return round(steps / self.per_epoch, 1)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One task that was tried, and how good it was when it was last measured."""
+
+    regime: str
+    lr: float  # 0: it was solved; of an average, that of its trained half
+    parameters: int
+    metric: str  # the one that chooses
+    value: float  # on held-out images
+    images: int  # so many of them
+    how: str  # trained, solved or averaged
+    epochs: float = 0.0  # of training
+    kept: bool = False
+    tied: bool = False  # with the best, but for noise
+    dropped: bool = False  # after a short training
+    own_pass: bool = False  # it changes the backbone's tokens; measured on the first fold alone
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

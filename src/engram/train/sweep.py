@@ -12,7 +12,7 @@ from typing import Any
 
 from engram.data.datasets import Splits, load
 from engram.data.python_data import PythonData
-from engram.errors import EngramError, Interrupted
+from engram.errors import EngramError
 from engram.methods import Masked
 from engram.methods.method_flags import DEFAULT_REGIME
 from engram.model import MemoryViT
@@ -146,24 +146,23 @@ def sweep(
         )
     splits = with_held_out(whole, recipe, cross=False, test=test)
     task = TaskSettings(regime, tuple(extends), class_init, settings)
-    workshop = SweepRunner(model, name, splits, recipe, task, team)
-    workshop.check_names(variants)
+    runner = SweepRunner(model, name, splits, recipe, task, team)
+    runner.check_names(variants)
     run = Run(out, team, overwrite, resume, model.backbone.source, progress)
     # It begins with that of the training, which the checkpoint has.
-    identity = f"{workshop.identity(variants)} refit={refit} test={test}"
+    identity = f"{runner.identity(variants)} refit={refit} test={test}"
     identity += f" soup={soup}" if soup else ""
     rates = list(dict.fromkeys(variant.setting.lr for variant in variants))
     grid = {"lr": rates, "cells": cells, "weight_decay": weight_decays}
-    about = settings_of(
-        model, splits, task, recipe, **_lists(grid), seeds=seeds, refit=refit, soup=soup
-    )
+    listed = {k: v[0] if len(v) == 1 else list(v) for k, v in grid.items() if v}
+    about = settings_of(model, splits, task, recipe, **listed, seeds=seeds, refit=refit, soup=soup)
     run.callbacks = run_callbacks(callbacks, name, splits, about, run)
     with run:
         before = run.finished(identity, SweepResult)
         if run.out is not None and before is not None:
             model.attach(run.out)
             return before
-        finished = workshop.train(variants, run)
+        finished = runner.train(variants, run)
         interrupted = bool(finished.stopped_at)
         refit, test = refit and not interrupted, test and not interrupted
         groups: dict[Setting, list[Trained]] = {}
@@ -182,7 +181,7 @@ def sweep(
         metrics = {"val": {**chosen.metrics, "mean": best.mean, "deviation": best.deviation}}
         learned = replace(splits, train=whole.train) if refit else splits
         if refit:
-            chosen = workshop.train_again(chosen, learned, Run(None, team), progress)
+            chosen = runner.train_again(chosen, learned, Run(None, team), progress)
         engram, ending = chosen.engram, chosen.ending
         model.attach(engram)
         answers = None
@@ -195,29 +194,14 @@ def sweep(
             settings=tuple(scored), best=best, seed=chosen.variant.seed, ending=ending, soup=tried,
             answers=answers, interrupted=interrupted,
         )  # fmt: skip
-        final = workshop.recipe_of(chosen.variant)
+        final = runner.recipe_of(chosen.variant)
         record = training_record(final, learned, final.lr, ending)
         if tried is not None and tried.kept > 1:
             record["merged"] = tried.lineage
-        _write_tables(run, scored)
-        try:
-            run.end(model, result, record, finished.stopped_at)
-        except Interrupted:
-            model.detach(name)  # a resumed sweep adds it again
-            raise
-        workshop.clear(run)
+        if run.writes:
+            rows = [setting.to_dict() for setting in scored]
+            with contextlib.suppress(EngramError, OSError):  # a full disk: the engram is made
+                run.write("sweep.csv", csv_text(rows))
+                draw_sweep(rows, run.file("sweep.png"))
+        runner.end(run, result, record, finished.stopped_at)
     return result
-
-
-def _lists(grid: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Lists as settings: none if it is empty, and a number if it is the only one."""
-    return {k: v[0] if len(v) == 1 else list(v) for k, v in grid.items() if v}
-
-
-def _write_tables(run: Run, settings: Sequence[Setting]) -> None:
-    if not run.writes:
-        return
-    found = [setting.to_dict() for setting in settings]
-    with contextlib.suppress(EngramError, OSError):  # a full disk: the engram was asked for
-        run.write("sweep.csv", csv_text(found))
-        draw_sweep(found, run.file("sweep.png"))

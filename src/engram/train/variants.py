@@ -29,7 +29,7 @@ from engram.train.fit import fit
 from engram.train.identity import identity_of, identity_of_fit
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe, learning_rate
-from engram.train.result import Ending
+from engram.train.result import Ending, Result
 from engram.train.run import Run, has_run_of_another, has_state
 from engram.train.training import Training
 from engram.util.flag_names import flag
@@ -189,7 +189,7 @@ class SweepRunner:
 
     def _in_one_pass(self, variants: Sequence[Variant], run: Run) -> Finished:
         """Train all as streams of one pass."""
-        scratch = self._fresh()
+        scratch = self.scratch()
         learners = []
         for i, variant in enumerate(variants):
             called = f"{self.name[:50]}.{i}"
@@ -250,7 +250,7 @@ class SweepRunner:
 
     def _measured(self, one: Trained, progress: Progress) -> Trained:
         """Measure an engram of this task on the validation images."""
-        scratch = self._fresh()
+        scratch = self.scratch()
         scratch.attach(one.engram)
         learner = TaskTrainer(scratch, self.name, self.recipe)
         run = Run(None, self.team, progress=progress)
@@ -280,7 +280,7 @@ class SweepRunner:
         callback: Callback | None = None,
     ) -> tuple[Trained, dict[str, str]]:
         """Train one variant, or read it from disk if it is done; and what it could not read."""
-        scratch, recipe = self._fresh(), self.recipe_of(variant)
+        scratch, recipe = self.scratch(), self.recipe_of(variant)
         self._add(scratch, self.name, variant)
         out = None if run.folder is None else run.folder / f"variant-{called}.safetensors"
         resume = out is not None and has_state(out)
@@ -309,7 +309,7 @@ class SweepRunner:
         among those it learns from, so that they decide nothing: it gets the temperature, thresholds
         and scale of familiarity that were found before.
         """
-        scratch, variant, ending = self._fresh(), before.variant, before.ending
+        scratch, variant, ending = self.scratch(), before.variant, before.ending
         recipe = self.recipe_of(variant).but(patience=0, calibrate="off")
         self._add(scratch, self.name, variant)
         if ending is not None and ending.early:
@@ -336,6 +336,15 @@ class SweepRunner:
         measured_by = engram.spec.kind_object.score_with(self.recipe.balance)
         return Trained(variant, dict(metrics), engram, ending, measured_by)
 
+    def end(self, run: Run, result: Result, training: Mapping[str, Any], stopped_at: str) -> None:
+        """`Run.end`, and remove what was kept of variants; a resumed run adds the task again."""
+        try:
+            run.end(self.model, result, training, stopped_at)
+        except Interrupted:
+            self.model.detach(self.name)
+            raise
+        self.clear(run)
+
     def clear(self, run: Run) -> None:
         """Remove what was kept of every variant: the best is written elsewhere by now."""
         for path in run.file("").glob("variant-*") if run.writes else ():
@@ -348,7 +357,8 @@ class SweepRunner:
         setting = variant.setting
         return self.recipe.but(lr=setting.lr, weight_decay=setting.weight_decay, seed=variant.seed)
 
-    def _fresh(self) -> MemoryViT:
+    def scratch(self) -> MemoryViT:
+        """A model for trials, with the tasks that theirs may extend."""
         scratch = MemoryViT(self.model.backbone)
         if self.task.extends:
             for name in self.model.tasks:
