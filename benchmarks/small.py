@@ -40,6 +40,7 @@ from engram.data.datasets import Dataset, Splits
 from engram.tasks.metrics import classification_metrics
 from engram.tasks.task_settings import TaskSettings
 from engram.train.auto import RATES, Portfolio, shorter_recipe
+from engram.train.feed_plan import FeedPlan
 from engram.train.feeds import Feed, open_feed
 from engram.train.result import Tried
 from engram.train.run import Run
@@ -143,7 +144,8 @@ class Bench:
 
     def _feed(self, model: engram.MemoryViT, names: Sequence[str], images: Dataset) -> Feed:
         both = Splits(images.name, images.classes, train=images, val=images)
-        return open_feed(model, names, both, replace(RECIPE, precision="fp32"), self.team)
+        specs = [model.task(name).spec for name in names]
+        return open_feed(FeedPlan(model, specs, both, RECIPE.but(precision="fp32")), self.team)
 
     def _answers(self, feed: Feed, names: Sequence[str]) -> tuple[dict[str, Tensor], Tensor]:
         found: dict[str, list[Tensor]] = {name: [] for name in names}

@@ -280,7 +280,7 @@ class Portfolio:
         self.finished: list[Trial] = []  # what the choice was made from
         self.trials = [trial for regime in regimes for trial in self._trials(regime)]
         trainers = [trainer for trial in self.trials for trainer in trial.trainers]
-        tasks = [(one.task.spec, one.lr, one.weight_decay) for one in trainers]
+        tasks = [(one.task.spec, one.lr, self.recipe.weight_decay) for one in trainers]
         self.identity = identity_of(self.model, tasks, self.splits, self.recipe)
 
     def _trials(self, regime: str) -> list[Trial]:
@@ -291,7 +291,7 @@ class Portfolio:
         trials = []
         for lr in sorted(rates.first + rates.further):
             trainers = self._trainers(regime, lr=lr)
-            scout = TaskTrainer(self.model, self._add(regime), self.recipe, lr)
+            scout = TaskTrainer(self.model, self._add(regime), self._recipe(lr))
             scout.fold = None if self.splits.folds is None else 0
             trials.append(Trial(trainers, scout, waits=lr in rates.further))
         return trials
@@ -300,7 +300,10 @@ class Portfolio:
         """Untrained tasks of one candidate: one for every fold, and one for all images."""
         folds = self.splits.folds
         names = [self._add(regime, seen) for _ in range(1 if folds is None else folds.count + 1)]
-        return trainers_of_folds(self.model, names, self.recipe, lr)
+        return trainers_of_folds(self.model, names, self._recipe(lr))
+
+    def _recipe(self, lr: float) -> Recipe:
+        return self.recipe.but(lr=lr or self.recipe.lr)
 
     def _add(self, regime: str, seen: Seen = PLAIN) -> str:
         """Add an untrained task, with a name that no parent has."""

@@ -423,11 +423,11 @@ def contents_of(
     return found
 
 
-def prefetched(make: Iterator[Any], ahead: int = 2) -> Iterator[Any]:
-    """Make items in a thread, up to `ahead` before they are wanted."""
+def prefetched(make: Iterator[Any]) -> Iterator[Any]:
+    """Make items in a thread, up to two before they are wanted."""
     with ThreadPoolExecutor(1) as pool:
         done = object()
-        waiting = [pool.submit(next, make, done) for _ in range(ahead)]
+        waiting = [pool.submit(next, make, done) for _ in range(2)]
         while (item := waiting.pop(0).result()) is not done:
             waiting.append(pool.submit(next, make, done))
             yield item

@@ -90,7 +90,12 @@ class Callbacks:
     """The callbacks of one run. In the processes that are not the main one there are none."""
 
     def __init__(self, given: Iterable[Callback], team: ProcessGroup, start: RunStart) -> None:
-        self._given = [_checked(one) for one in given] if team.main else []
+        self._given = list(given) if team.main else []
+        for one in self._given:
+            if not isinstance(one, Callback):
+                raise EngramError(
+                    f"{one!r} is no callback; give an instance of a subclass of engram.Callback."
+                )
         self._start, self._step = start, 0
         self._begun = False
         self._open: list[Callback] = []  # started, but neither finished nor stopped
@@ -179,11 +184,3 @@ class Part(Callback):
 
     def checkpointed(self, step: int) -> None:
         self._whole.checkpointed(self._before + step)
-
-
-def _checked(one: Callback) -> Callback:
-    if not isinstance(one, Callback):
-        raise EngramError(
-            f"{one!r} is no callback; give an instance of a subclass of engram.Callback."
-        )
-    return one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
@@ -13,18 +13,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engram.data.datasets import Dataset, Splits
+from engram.data.datasets import Dataset
 from engram.data.folds import Integers
-from engram.data.loader import Loader, Transform
+from engram.data.loader import Loader
 from engram.data.near_duplicates import SIMILAR, dataset_groups, directions
 from engram.errors import EngramError, Notice
 from engram.images.preprocessing import normalise
 from engram.methods.forward import Cached
-from engram.model import MemoryViT
 from engram.train.cache import Cache, View, contents_of, prefetched
 from engram.train.caches import limit, make_room, room
 from engram.train.feed_plan import FeedPlan
-from engram.train.recipe import Recipe
 from engram.util.devices import to_device
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
@@ -227,7 +225,18 @@ class CacheFeed:
         missing = sum(map(len, self._absent().values()))
         count = counter(progress, "caching", missing, storage(self.missing()), self.team.world)
         for cache, dataset, contents in self._stores:
-            self._fill(cache, dataset, contents, count)
+            found = cache.fill(
+                dataset, contents, workers=self.recipe.workers,
+                rank=self.team.rank, world=self.team.world, progress=count,
+            )  # fmt: skip
+            self.team.wait()
+            cache.refresh()
+            for shared in self.team.gather([found]):
+                self.bad.update(shared)
+            for i, content in enumerate(contents):  # of pictures with the same bytes one was tried
+                if content not in cache:
+                    name = dataset.sample_name(i)
+                    self.bad.setdefault(name, f"{name}: the file cannot be read")
             if dataset.masks is not None:
                 self._read_masks(cache, dataset, progress)
 
@@ -244,25 +253,6 @@ class CacheFeed:
                     "what was written. They are computed again."
                 )
                 warnings.warn(notice, Notice, stacklevel=2)
-
-    def _fill(
-        self, cache: Cache, dataset: Dataset, contents: list[str], count: Callable[[int], object]
-    ) -> None:
-        found = cache.fill(
-            dataset,
-            contents,
-            workers=self.recipe.workers,
-            rank=self.team.rank,
-            world=self.team.world,
-            progress=count,
-        )
-        self.team.wait()
-        cache.refresh()
-        self.bad.update(pair for shared in self.team.gather([found]) for pair in shared.items())
-        for i, content in enumerate(contents):  # of pictures with the same bytes one was tried
-            name = dataset.sample_name(i)
-            if content not in cache and name not in self.bad:
-                self.bad[name] = f"{name}: the file cannot be read"
 
     def _read_masks(self, cache: Cache, dataset: Dataset, progress: Progress) -> None:
         """Keep every mask as the view shows it, compressed: a few hundred bytes each.
@@ -357,42 +347,25 @@ class CacheFeed:
         return torch.cat(samples), torch.cat(parts)
 
 
-def open_feed(
-    model: MemoryViT,
-    names: Sequence[str],
-    splits: Splits,
-    recipe: Recipe,
-    team: ProcessGroup,
-    transform: Transform | None = None,
-    progress: Progress = silent,
-) -> Feed:
+def open_feed(plan: FeedPlan, team: ProcessGroup, progress: Progress = silent) -> Feed:
     """The cache where it can be used and fits, filled now; else the backbone.
 
-    The recipe's cache="on" insists on the cache: where it cannot be used is an EngramError.
+    Where the recipe insists on the cache, or needs it, and it cannot be used is an EngramError.
     """
-    plan = FeedPlan(model, [model.task(name).spec for name in names], splits, recipe, transform)
-    reason = plan.reason_against()
+    recipe, reason = plan.recipe, plan.reason_against()
     large = None if reason else plan.too_large()
-    if reason or large or recipe.cache == "off":
-        return _without_cache(plan, team, reason or large, large is not None)
-    feed = CacheFeed(plan, team)
-    feed.scan(progress)
-    fits = not team.main or make_room(feed.missing())
-    if any(team.gather([not fits or feed.missing() > 0.8 * room()])):
+    if not (reason or large or recipe.cache == "off"):
+        feed = CacheFeed(plan, team)
+        feed.scan(progress)
+        fits = not team.main or make_room(feed.missing())
+        if not any(team.gather([not fits or feed.missing() > 0.8 * room()])):
+            feed.fill(progress)
+            return feed
         free = f"{room() / 1e9:.2g} GB are free"
         if limit() < math.inf:
             free += f", and ENGRAM_CACHE_LIMIT is {limit() / 1e9:g}"
         large = f"it would take {feed.missing() / 1e9:.2g} GB more, and {free}"
-        return _without_cache(plan, team, large, True)
-    feed.fill(progress)
-    return feed
-
-
-def _without_cache(
-    plan: FeedPlan, team: ProcessGroup, reason: str | None, large: bool
-) -> BackboneFeed:
-    """The backbone's feed; an EngramError where the recipe insists on the cache or needs it."""
-    recipe = plan.recipe
+    reason = reason or large
     if recipe.cache == "on" and reason:
         raise EngramError(
             f"The cache cannot be used: {reason}. Use {flag('cache', 'auto')} or "
@@ -404,6 +377,6 @@ def _without_cache(
             + (f"not possible here: {reason}." if reason else "off.")
         )
     if recipe.cache == "auto" and large and team.main:
-        notice = f"The cache is not used: {reason}. The ViT runs over all images in every epoch."
+        notice = f"The cache is not used: {large}. The ViT runs over all images in every epoch."
         warnings.warn(notice, Notice, stacklevel=2)
     return BackboneFeed(plan, team)

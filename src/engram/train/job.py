@@ -18,7 +18,7 @@ from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task_settings import TaskSettings
-from engram.train.auto import AutoResult, auto, trained_regimes
+from engram.train.auto import auto, trained_regimes
 from engram.train.backbone import backbone_for
 from engram.train.callbacks import Callback
 from engram.train.fit import fit, metrics_on_test
@@ -144,35 +144,26 @@ class TrainingJob:
         self, task: str, out: Path, regime: str, seeds: int, progress: Progress, soup: int = 0
     ) -> Result:
         """Train as `engram fit` does, with what `choose` chose."""
+        settings, recipe, run = self.settings, self.recipe, self._run(out, progress)
         if regime == "auto":
-            return self.auto(task, out, progress)
-        job = self.of(regime)
+            return auto(
+                self.model, task, self.splits, recipe,
+                extends=settings.extends, class_init=settings.class_init,
+                **settings.method_settings, own_pass=self.own_pass, **run,
+            )  # fmt: skip
         if seeds == 1 and not soup:
-            return job.fit(task, out, progress)
-        rates = spread(learning_rate(self.recipe, method_class(regime)), soup) if soup > 1 else []
-        return job.sweep(task, out, progress, lrs=rates, cells=job.cells, seeds=seeds, soup=soup)
+            (spec,) = self.specs(task, regime)
+            self.model.add(spec, class_init=settings.class_init, seed=recipe.seed)
+            return fit(self.model, task, self.splits, recipe, **run)
+        job = replace(self, settings=replace(settings, regime=regime))
+        rates = spread(learning_rate(recipe, method_class(regime)), soup) if soup > 1 else []
+        cells = [job.settings.method().settings().get("cells", 0)]
+        return job.sweep(task, out, progress, lrs=rates, cells=cells, seeds=seeds, soup=soup)
 
     def usual_rates(self) -> list[float]:
         """Learning rates around the method's own, for a sweep that was given no list."""
         rate = learning_rate(self.recipe, method_class(self.settings.regime))
         return [float(f"{rate * times:.3g}") for times in (1 / 3, 1, 3)]
-
-    def of(self, regime: str) -> TrainingJob:
-        """A copy for a task of this regime."""
-        return replace(self, settings=replace(self.settings, regime=regime))
-
-    def auto(self, task: str, out: Path, progress: Progress) -> AutoResult:
-        settings = self.settings
-        return auto(
-            self.model, task, self.splits, self.recipe,
-            extends=settings.extends, class_init=settings.class_init, **settings.method_settings,
-            own_pass=self.own_pass, **self._run(out, progress),
-        )  # fmt: skip
-
-    def fit(self, task: str, out: Path, progress: Progress) -> Result:
-        (spec,) = self.specs(task, self.settings.regime)
-        self.model.add(spec, class_init=self.settings.class_init, seed=self.recipe.seed)
-        return fit(self.model, task, self.splits, self.recipe, **self._run(out, progress))
 
     def sweep(self, task: str, out: Path, progress: Progress, **grid: Any) -> SweepResult:
         """Train the variants of a grid: `lrs`, `cells` and other arguments of `sweep`."""
@@ -220,11 +211,6 @@ class TrainingJob:
         if self.team.main:
             self.model.save(task, out, metrics=metrics, recipe=engram.recipe)
         return replace(result, metrics=metrics, path=out)
-
-    @property
-    def cells(self) -> list[int]:
-        """The number of cells that the task has, as a list for a sweep."""
-        return [self.settings.method().settings().get("cells", 0)]
 
 
 def _portable(text: str) -> str:

@@ -34,8 +34,6 @@ class TaskTrainer:
         model: MemoryViT,
         name: str,
         recipe: Recipe,
-        lr: float = 0.0,
-        decay: float | None = None,
         trial: str = "",
         fold: int | None = None,
     ) -> None:
@@ -43,11 +41,11 @@ class TaskTrainer:
         self.trial = trial or name
         self.fold = fold if name != self.trial else None
         self.task = model.task(name)
-        self.lr = lr or learning_rate(recipe, type(self.task.method))
+        self.lr = learning_rate(recipe, type(self.task.method))
         self.measured_by = self.task.kind.score_with(recipe.balance)
         self.weights: Tensor | None = None  # of the classes, where the recipe balances them so
         self.parameters = list(self.task.parameters())
-        decay = self.weight_decay = recipe.weight_decay if decay is None else decay
+        decay = recipe.weight_decay
         if recipe.optimizer == "adamw":
             self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
                 self.parameters, self.lr, weight_decay=decay
@@ -237,11 +235,9 @@ class TaskTrainer:
         return {name: getattr(self, name) for name in names}
 
 
-def trainers_of_folds(
-    model: MemoryViT, names: Sequence[str], recipe: Recipe, lr: float = 0.0
-) -> list[TaskTrainer]:
+def trainers_of_folds(model: MemoryViT, names: Sequence[str], recipe: Recipe) -> list[TaskTrainer]:
     """Trainers of one trial: a task for every fold, and last the one for all images."""
     return [
-        TaskTrainer(model, name, recipe, lr, trial=names[-1], fold=fold)
+        TaskTrainer(model, name, recipe, trial=names[-1], fold=fold)
         for fold, name in enumerate(names)
     ]

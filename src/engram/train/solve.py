@@ -140,6 +140,9 @@ class Solver:
         task = model.task(name)
         self.task, self.team, self.smoothing = task, team, recipe.label_smoothing
         self.folds, labels = splits.folds, splits["train"].labels
+        #: Heads that held-out images can measure: those of the folds. With the one for all: f.
+        self.measured_heads = 1 if self.folds is None else self.folds.count
+        self.heads = self.measured_heads + (self.folds is not None)
         self.measured_by = task.kind.score_with(recipe.balance)
         task.kind.prepare(task.head, labels)
         self.weights: Tensor | None = None
@@ -174,16 +177,6 @@ class Solver:
         bad = {sample for found in team.gather([feed.bad]) for sample in found}
         held_out = splits.held_out.tolist() if bad else ()
         self.unreadable = sum(splits["val"].sample_name(i) in bad for i in held_out)
-
-    @property
-    def heads(self) -> int:
-        """The heads of all folds and the one for all images: f."""
-        return 1 if self.folds is None else self.folds.count + 1
-
-    @property
-    def measured_heads(self) -> int:
-        """The heads that held-out images can measure, and so choose settings for."""
-        return 1 if self.folds is None else self.folds.count
 
     def _standardise(self) -> None:
         """Mean and deviation of every statistic over the training images of all processes."""

@@ -129,13 +129,10 @@ class Training:
         train_only(self.model, *self.names)
         for learner in self.learners:
             learner.prepare(self.splits["train"].labels)
-        model, splits, recipe, team = self.model, self.splits, self.recipe, self.team
-        if self.learners[0].task.kind.one_class:
-            specs = [learner.task.spec for learner in self.learners]
-            plan = FeedPlan(model, specs, splits, recipe, transform)
-            self.feed = PatchFeed(plan, team, self.progress)
-        else:
-            self.feed = open_feed(model, self.names, splits, recipe, team, transform, self.progress)
+        specs = [learner.task.spec for learner in self.learners]
+        plan = FeedPlan(self.model, specs, self.splits, self.recipe, transform)
+        one_class = specs[0].kind_object.one_class
+        self.feed = (PatchFeed if one_class else open_feed)(plan, self.team, self.progress)
         self._keep_together()
         self.steps = self.recipe.steps_for(len(self.splits["train"]))
         self.every = self.recipe.steps_between_evaluations(self.steps, self.feed.per_epoch)

@@ -194,8 +194,7 @@ class SweepRunner:
         for i, variant in enumerate(variants):
             called = f"{self.name[:50]}.{i}"
             self._add(scratch, called, variant)
-            decay = variant.setting.weight_decay
-            learners.append(TaskTrainer(scratch, called, self.recipe, variant.setting.lr, decay))
+            learners.append(TaskTrainer(scratch, called, self.recipe_of(variant)))
         training = Training(scratch, learners, self.splits, self.recipe, run)
         training.whole(self.identity(variants))
 
