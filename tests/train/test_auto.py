@@ -104,7 +104,7 @@ def test_only_the_trial_of_the_best_scout_is_trained_to_the_end(
 def test_a_small_difference_goes_to_the_lowest_loss(
     model: MemoryViT, splits: Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engram.train.choice.noise", lambda kind, metrics: 1.0)
+    monkeypatch.setattr("engram.train.validation.noise", lambda kind, metrics: 1.0)
     losses: list[float] = []
     measured = module.ties
 

@@ -14,8 +14,7 @@ import engram
 from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits
 from engram.tasks.kinds import KINDS
-from engram.train.soup import Soup, best_soup, spread
-from engram.train.sweep import sweep
+from engram.train.sweep import Soup, best_soup, spread, sweep
 from engram.train.variants import Setting, Trained, Variant
 
 QUICK = Recipe(steps=12, batch=16, evaluations=3, workers=0)

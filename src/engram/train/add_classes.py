@@ -137,12 +137,23 @@ def with_known_classes(splits: Splits, old: Engram) -> Splits:
 
     A task that cannot get more classes, and classes that it has, are an EngramError.
     """
-    _check_old(old)
-    known = old.spec.classes
+    known, task = old.spec.classes, repr(old.spec.name)
+    if old.spec.kind != "classification":
+        raise EngramError(
+            f"{task} is a task of {old.spec.kind}, and only classification can get more classes; "
+            "train it anew with all of them."
+        )
+    if not old.has_statistics:
+        raise EngramError(
+            f"The engram of {task} has no statistics of its training images (it was trained "
+            f"with {flag('statistics', 'off')}, or held out fewer than ten images), so its classes "
+            "would be forgotten; train it once more with its own images, or train a task with the "
+            "images of all classes."
+        )
     there = [name for name in splits.classes if name in known]
     if there:
         raise EngramError(
-            f"{splits.name} has {summarise_names(there)} that {old.spec.name!r} knows already; "
+            f"{splits.name} has {summarise_names(there)} that {task} knows already; "
             "leave their images out and give those of new classes alone, or train the task anew "
             "with the images of all classes."
         )
@@ -165,22 +176,6 @@ def with_known_classes(splits: Splits, old: Engram) -> Splits:
         val=renumbered(splits.val),
         test=renumbered(splits.test),
     )
-
-
-def _check_old(old: Engram) -> None:
-    name = old.spec.name
-    if old.spec.kind != "classification":
-        raise EngramError(
-            f"{name!r} is a task of {old.spec.kind}, and only classification can get more classes; "
-            "train it anew with all of them."
-        )
-    if not old.has_statistics:
-        raise EngramError(
-            f"The engram of {name!r} has no statistics of its training images (it was trained "
-            f"with {flag('statistics', 'off')}, or held out fewer than ten images), so its classes "
-            "would be forgotten; train it once more with its own images, or train a task with the "
-            "images of all classes."
-        )
 
 
 def _grown(

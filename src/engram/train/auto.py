@@ -39,7 +39,6 @@ from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
 from engram.tasks.task_settings import TaskSettings
 from engram.train.callbacks import Callback
-from engram.train.choice import best_of, ties
 from engram.train.fit import metrics_on_test, training_record
 from engram.train.identity import identity_of
 from engram.train.learner import TaskTrainer, trainers_of_folds
@@ -52,7 +51,7 @@ from engram.train.seen import PLAIN, Seen
 from engram.train.solve import Solution, Solver
 from engram.train.trackers import run_callbacks, settings_of
 from engram.train.training import Training
-from engram.train.validation import with_held_out
+from engram.train.validation import best_of, ties, with_held_out
 from engram.train.variants import SweepRunner
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup

@@ -26,7 +26,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -114,7 +113,6 @@ class Cache:
         backbone: ViT,
         preprocessing: Preprocessing,
         view: View | None = None,
-        root: str | Path | None = None,
         keeps: Keeps = "layers",
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -143,7 +141,7 @@ class Cache:
             meta["dtype"] = backbone.stored
         identity = {k: v for k, v in meta.items() if k != "backbone"}
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
-        self.folder = Path(root or default_root()) / key
+        self.folder = default_root() / key
         try:
             make_private_folder(self.folder)
         except OSError as error:

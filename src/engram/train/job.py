@@ -27,8 +27,7 @@ from engram.train.options import DataOptions, RunOptions, named, names_file, rec
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.result import Result
 from engram.train.run import Run, check_out
-from engram.train.soup import spread
-from engram.train.sweep import SweepResult, sweep
+from engram.train.sweep import SweepResult, spread, sweep
 from engram.train.teach import teach
 from engram.train.trackers import RecipeFile, trackers_named
 from engram.util.flag_names import flag
@@ -67,14 +66,8 @@ class TrainingJob:
     ) -> TrainingJob:
         """Read the data and load the backbone; what does not fit is an EngramError.
 
-        Args:
-            data: The data, as the command line takes it.
-            out: The engram that will be written.
-            given: The settings.
-            progress: Told what goes on.
-            announce: Called with a sentence that the user should see.
-            read: Reads the data.
-            find_backbone: Loads the backbone, with the arguments of `backbone_for`.
+        `announce` is called with a sentence that the user should see. `read` and `find_backbone`
+        may give what they have already.
         """
         settings, options = (
             TaskSettings.create(given[TaskSettings]),

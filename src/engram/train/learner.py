@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from engram.model import MemoryViT
-from engram.train.choice import noise
 from engram.train.mixup import Targets
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.result import Ending
-from engram.train.validation import HeldOut
+from engram.train.validation import HeldOut, noise
 
 #: By how much the score has to rise, or the loss to fall, for patience to begin anew. A validation
 #: loss that creeps down while all answers stay the same is no reason to go on.

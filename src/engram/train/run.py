@@ -272,14 +272,10 @@ class Run:
         training: Mapping[str, Any],
         stopped_at: str = "",
     ) -> ResultT:
-        """Write the engram, record that the run is done, and tell the callbacks.
+        """Write the engram with a record of its training, and tell the callbacks.
 
-        Args:
-            model: Has the task.
-            result: Of the run.
-            training: What the engram records of its training.
-            stopped_at: Where the run was stopped by Ctrl-C: then it is not done, can be resumed,
-                and `Interrupted` is raised.
+        `stopped_at` is where the run was stopped by Ctrl-C: then it is not done, can be resumed,
+        and `Interrupted` is raised.
         """
         if self.out is not None and self.writes:
             model.save(result.task, self.out, metrics=result.metrics, recipe=training)

@@ -30,12 +30,11 @@ from engram.data.datasets import Splits
 from engram.model import MemoryViT
 from engram.tasks.heads import Fitted
 from engram.tasks.task import Task
-from engram.train.choice import best_of, noise
 from engram.train.dual_solver import DualSolver, Products
 from engram.train.feeds import BatchShard, FeatureFeed
 from engram.train.recipe import Recipe
 from engram.train.seen import Columns, Seen
-from engram.train.validation import HeldOut
+from engram.train.validation import HeldOut, best_of, noise
 from engram.util.devices import to_device
 from engram.util.processes import ProcessGroup
 

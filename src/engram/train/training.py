@@ -83,12 +83,12 @@ class Training:
 
     # The run, from beginning to end
 
-    def whole(self, identity: str = "", transform: Transform | None = None) -> None:
+    def whole(self, identity: str = "") -> None:
         """Train from beginning to end, and complete all tasks.
 
         `identity` says what the run is a run of (`identity_of`): it resumes no other.
         """
-        self.prepare(transform)
+        self.prepare()
         self.begin(identity)
         self.go()
         self.end()
