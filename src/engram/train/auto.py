@@ -217,7 +217,7 @@ def auto(
                 tried = [*tried, *own.tried]
                 if kept is not None:
                     tried = [replace(one, kept=one.kept and one.own_pass) for one in tried]
-                    engram, lr, answers = kept.engram, kept.variant.setting.lr, None
+                    engram, lr, answers = kept.engram, kept.variant.recipe.lr, None
                     metrics, ending = kept.metrics, kept.ending
         model.attach(engram)
         model.eval()

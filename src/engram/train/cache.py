@@ -344,17 +344,10 @@ class Cache:
         """Reads a dataset's pictures, or `only` their masks, as this cache's view shows them."""
         view = self.view
         return Loader(
-            dataset,
-            self.preprocessing,
-            batch,
-            mode="train" if view.augment != "none" else "eval",
-            augment=view.augment,
-            flip=view.flip,
-            min_area=view.min_area,
-            seed=view.seed,
-            workers=workers,
-            only=only,
-        )
+            dataset, self.preprocessing, batch,
+            mode="train" if view.augment != "none" else "eval", augment=view.augment,
+            flip=view.flip, min_area=view.min_area, seed=view.seed, workers=workers, only=only,
+        )  # fmt: skip
 
     @torch.inference_mode()
     def compute(self, images: Tensor) -> Tensor:

@@ -114,23 +114,15 @@ class BackboneFeed:
         self.preprocessing = plan.model.preprocessing
         self.plain = plan.augment == "none" and plan.transform is None
         self.per_epoch, self._order = plan.per_epoch, plan.order
-        self._splits = plan.splits
+        self._splits, recipe = plan.splits, plan.recipe
 
         def loader(dataset: Dataset, mode: str) -> Loader:
             return Loader(
-                dataset,
-                self.preprocessing,
-                plan.recipe.batch,
-                mode=mode,
-                augment=plan.augment,
-                flip=plan.splits.flip,
-                min_area=plan.recipe.min_area,
-                transform=plan.transform,
-                seed=plan.recipe.data_seed,
-                workers=plan.recipe.workers,
-                rank=team.rank,
-                world=team.world,
-            )
+                dataset, self.preprocessing, recipe.batch, mode=mode,
+                augment=plan.augment, flip=plan.splits.flip, min_area=recipe.min_area,
+                transform=plan.transform, seed=recipe.data_seed, workers=recipe.workers,
+                rank=team.rank, world=team.world,
+            )  # fmt: skip
 
         self._train = loader(plan.splits["train"], "train")
         self._val = loader(plan.splits["val"], "eval")

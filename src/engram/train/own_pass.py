@@ -30,7 +30,7 @@ from engram.train.recipe import learning_rate
 from engram.train.result import Tried
 from engram.train.run import Run
 from engram.train.validation import Estimator, HeldOut, best_of, ties
-from engram.train.variants import Setting, SweepRunner, Trained, Variant
+from engram.train.variants import SweepRunner, Trained, Variant
 from engram.util.flag_names import flag
 from engram.util.progress import labelled
 
@@ -106,7 +106,7 @@ def _tried(one: Trained) -> Tried:
     ending = one.ending
     return Tried(
         regime=one.engram.spec.regime,
-        lr=one.variant.setting.lr,
+        lr=one.variant.recipe.lr,
         parameters=one.engram.parameters,
         metric=one.measured_by,
         value=one.score,
@@ -121,9 +121,8 @@ def _with_regime(runner: SweepRunner, regime: str, splits: Splits) -> tuple[Swee
     """A runner for tasks of a regime, and the variant at the rate that suits it or was given."""
     recipe, own = runner.recipe, runner.task.method(regime, lenient=True).settings()
     task = TaskSettings(regime, (), runner.task.class_init, own)
-    lr = learning_rate(recipe, METHODS[regime])
-    setting = Setting(lr, own.get("cells", 0), recipe.weight_decay)
-    return replace(runner, splits=splits, task=task), Variant(setting, recipe.seed)
+    variant = Variant(recipe.but(lr=learning_rate(recipe, METHODS[regime])), own.get("cells", 0))
+    return replace(runner, splits=splits, task=task), variant
 
 
 def _answers(runner: SweepRunner, engram: Engram, splits: Splits) -> HeldOut:

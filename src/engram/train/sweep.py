@@ -191,7 +191,7 @@ def sweep(
     # It begins with that of the training, which the checkpoint has.
     identity = f"{runner.identity(variants)} refit={refit} test={test}"
     identity += f" soup={soup}" if soup else ""
-    rates = list(dict.fromkeys(variant.setting.lr for variant in variants))
+    rates = list(dict.fromkeys(variant.recipe.lr for variant in variants))
     grid = {"lr": rates, "cells": cells, "weight_decay": weight_decays}
     listed = {k: v[0] if len(v) == 1 else list(v) for k, v in grid.items() if v}
     about = settings_of(model, splits, task, recipe, **listed, seeds=seeds, refit=refit, soup=soup)
@@ -221,7 +221,7 @@ def sweep(
         learned = replace(splits, train=whole.train) if refit else splits
         if refit:
             chosen = runner.train_again(chosen, learned, Run(None, team), progress)
-        engram, ending = chosen.engram, chosen.ending
+        engram, ending, final = chosen.engram, chosen.ending, chosen.variant.recipe
         model.attach(engram)
         answers = None
         if test:
@@ -230,10 +230,9 @@ def sweep(
         result = SweepResult.of(
             engram, run.out,
             seconds=time.perf_counter() - began, metrics=metrics, unreadable=finished.unreadable,
-            settings=tuple(scored), best=best, seed=chosen.variant.seed, ending=ending, soup=tried,
+            settings=tuple(scored), best=best, seed=final.seed, ending=ending, soup=tried,
             answers=answers, interrupted=interrupted,
         )  # fmt: skip
-        final = runner.recipe_of(chosen.variant)
         record = training_record(final, learned, final.lr, ending)
         if tried is not None and tried.kept > 1:
             record["merged"] = tried.lineage
@@ -297,9 +296,9 @@ def best_soup(
             {
                 "task": one.engram.spec.name,
                 "content": one.engram.content,
-                "lr": one.variant.setting.lr,
-                "weight_decay": one.variant.setting.weight_decay,
-                "seed": one.variant.seed,
+                "lr": one.variant.recipe.lr,
+                "weight_decay": one.variant.recipe.weight_decay,
+                "seed": one.variant.recipe.seed,
             }
             for one in members
         ],
@@ -310,4 +309,4 @@ def best_soup(
 
 def _start(variant: Variant) -> tuple[int, int]:
     """Settings that decide the weights that a variant begins with."""
-    return variant.setting.cells, variant.seed
+    return variant.cells, variant.recipe.seed

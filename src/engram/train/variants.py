@@ -79,10 +79,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Variant:
-    """A setting with one seed."""
+    """A recipe, with its own learning rate, weight decay and seed, and a number of cells."""
 
-    setting: Setting
-    seed: int
+    recipe: Recipe
+    cells: int
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.recipe.lr, self.cells, self.recipe.weight_decay)
 
 
 def grid_of(
@@ -108,9 +112,6 @@ def grid_of(
     for lr in lrs:
         if not 0 < lr < math.inf:
             raise EngramError(f"{flag('lr')} is {lr:g}; it must be a number above 0.")
-        recipe.but(lr=lr)  # is checked there
-    for decay in weight_decays:
-        recipe.but(weight_decay=decay)  # is checked there
     points = list(
         itertools.product(
             dict.fromkeys(lrs) or (learning_rate(recipe, method),),
@@ -124,7 +125,9 @@ def grid_of(
             f"{_MOST_VARIANTS:,} variants that a sweep can have; lower {flag('seeds')}."
         )
     return [
-        Variant(Setting(*point), recipe.seed + seed) for point in points for seed in range(seeds)
+        Variant(recipe.but(lr=lr, weight_decay=decay, seed=recipe.seed + seed), count)
+        for lr, count, decay in points
+        for seed in range(seeds)
     ]
 
 
@@ -171,14 +174,14 @@ class SweepRunner:
     def identity(self, variants: Sequence[Variant]) -> str:
         """Identity of the training of these variants, as a hash."""
         tasks = [
-            (self._spec(self.name, variant), variant.setting.lr, variant.setting.weight_decay)
+            (self._spec(self.name, variant), variant.recipe.lr, variant.recipe.weight_decay)
             for variant in variants
         ]
         return identity_of(self.model, tasks, self.splits, self.recipe)
 
     def check_names(self, variants: Sequence[Variant]) -> None:
         """Check that the model takes the task under its name: now, not after an hour."""
-        for variant in {variant.setting.cells: variant for variant in variants}.values():
+        for variant in {variant.cells: variant for variant in variants}.values():
             self._add(self.model, self.name, variant)
             self.model.detach(self.name)
 
@@ -194,7 +197,7 @@ class SweepRunner:
         for i, variant in enumerate(variants):
             called = f"{self.name[:50]}.{i}"
             self._add(scratch, called, variant)
-            learners.append(TaskTrainer(scratch, called, self.recipe_of(variant)))
+            learners.append(TaskTrainer(scratch, called, variant.recipe))
         training = Training(scratch, learners, self.splits, self.recipe, run)
         training.whole(self.identity(variants))
 
@@ -279,7 +282,7 @@ class SweepRunner:
         callback: Callback | None = None,
     ) -> tuple[Trained, dict[str, str]]:
         """Train one variant, or read it from disk if it is done; and what it could not read."""
-        scratch, recipe = self.scratch(), self.recipe_of(variant)
+        scratch, recipe = self.scratch(), variant.recipe
         self._add(scratch, self.name, variant)
         out = None if run.folder is None else run.folder / f"variant-{called}.safetensors"
         resume = out is not None and has_state(out)
@@ -309,7 +312,7 @@ class SweepRunner:
         and scale of familiarity that were found before.
         """
         scratch, variant, ending = self.scratch(), before.variant, before.ending
-        recipe = self.recipe_of(variant).but(patience=0, calibrate="off")
+        recipe = variant.recipe.but(patience=0, calibrate="off")
         self._add(scratch, self.name, variant)
         if ending is not None and ending.early:
             per_epoch = -(-len(splits["train"]) // recipe.batch)
@@ -352,10 +355,6 @@ class SweepRunner:
             else:
                 path.unlink()
 
-    def recipe_of(self, variant: Variant) -> Recipe:
-        setting = variant.setting
-        return self.recipe.but(lr=setting.lr, weight_decay=setting.weight_decay, seed=variant.seed)
-
     def scratch(self) -> MemoryViT:
         """A model for trials, with the tasks that theirs may extend."""
         scratch = MemoryViT(self.model.backbone)
@@ -366,10 +365,10 @@ class SweepRunner:
 
     def _add(self, scratch: MemoryViT, called: str, variant: Variant) -> None:
         spec = self._spec(called, variant)
-        scratch.add(spec, class_init=self.task.class_init, seed=variant.seed)
+        scratch.add(spec, class_init=self.task.class_init, seed=variant.recipe.seed)
 
     def _spec(self, called: str, variant: Variant) -> TaskSpec:
         settings = self.task
         if "cells" in method_class(settings.regime).setting_names():
-            settings = settings.but(cells=variant.setting.cells)
+            settings = settings.but(cells=variant.cells)
         return self.splits.task_spec(called, settings.method(), settings.extends)
