@@ -25,7 +25,7 @@ def trained(model: MemoryViT, variant: Variant, value: float, accuracy: float) -
     engram = model.engram("t")
     tensors = {name: torch.full_like(tensor, value) for name, tensor in engram.tensors.items()}
     metrics = {"accuracy": accuracy, "loss": 0.5, "images": 100}
-    return Trained(variant, metrics, replace(engram, tensors=tensors), None, "accuracy")
+    return Trained(variant, metrics, replace(engram, tensors=tensors), None)
 
 
 def choose(model: MemoryViT, metrics: dict[str, float]) -> tuple[Soup, Trained]:

@@ -264,25 +264,8 @@ def sweep_command(
         result, stopped = _or_best_so_far(job, lambda: job.sweep(task, out, progress, **grid))
         refit = grid["refit"] and not result.interrupted
         document, rows = _reported(job, result, progress, refit)
-    kind = job.model.task(result.task).kind
-    table = tuple(
-        (
-            f"{setting.lr:g}",
-            str(setting.cells),
-            f"{setting.weight_decay:g}",
-            f"{kind.shown(setting.mean)} ± {kind.shown(setting.deviation)}",
-            "best" if setting == result.best else "",
-        )
-        for setting in result.settings
-    )
-    columns = (
-        "lr",
-        "cells",
-        "weight decay",
-        f"validation {kind.metric_title(result.best.metric)}",
-        "",
-    )
-    show(Description(document, rows, columns, table), as_json)
+    table = result.table(job.model.task(result.task).kind)
+    show(Description(document, rows, *table), as_json)
     if stopped:
         raise Interrupted(stopped)
 

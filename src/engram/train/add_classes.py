@@ -127,7 +127,7 @@ def add_classes(
             tested = metrics_on_test(model, name, splits, metrics["val"], run, recipe.workers)
             metrics["test"], _ = tested
         seconds, bad = time.perf_counter() - began, training.unreadable
-        result = Result.of(made, run.out, seconds=seconds, metrics=metrics, unreadable=bad)
+        result = Result.create(made, run.out, seconds=seconds, metrics=metrics, unreadable=bad)
         record = training_record(recipe, splits, None, None) | {"grown_from": _lineage(engram)}
         return run.end(model, result, record)
 

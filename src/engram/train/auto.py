@@ -41,7 +41,7 @@ from engram.tasks.task_settings import TaskSettings
 from engram.train.callbacks import Callback
 from engram.train.fit import metrics_on_test, training_record
 from engram.train.identity import identity_of
-from engram.train.learner import TaskTrainer, trainers_of_folds
+from engram.train.learner import TaskTrainer, fold_trainers
 from engram.train.own_pass import best_own_pass, check_own_pass, suggestion
 from engram.train.recipe import Recipe
 from engram.train.result import Result, Tried
@@ -200,8 +200,8 @@ def auto(
             model.eval()
             return finished
         engram, chosen, tried, training = portfolio.best(run)
-        final, lr = chosen.final, chosen.lr
-        metrics, ending = final.metrics, final.ending
+        final, lr, ending = chosen.final, chosen.lr, chosen.final.ending
+        metrics: Mapping[str, Any] = final.metrics
         answers: Answers | None = training.held_out(final, name)
         stopped_at = training.stopped_at
         own_pass_told = suggestion(metrics)
@@ -225,7 +225,7 @@ def auto(
         if test and not stopped_at:
             tested = metrics_on_test(model, name, splits, metrics, run, recipe.workers)
             found["test"], answers = tested
-        result = AutoResult.of(
+        result = AutoResult.create(
             engram, run.out,
             seconds=time.perf_counter() - began, metrics=found, unreadable=training.unreadable,
             history=training.history, tried=tuple(tried), ending=ending, own_pass=own_pass_told,
@@ -299,7 +299,7 @@ class Portfolio:
         """Untrained tasks of one candidate: one for every fold, and one for all images."""
         folds = self.splits.folds
         names = [self._add(regime, seen) for _ in range(1 if folds is None else folds.count + 1)]
-        return trainers_of_folds(self.model, names, self._recipe(lr))
+        return fold_trainers(self.model, names, self._recipe(lr))
 
     def _recipe(self, lr: float) -> Recipe:
         return self.recipe.but(lr=lr or self.recipe.lr)

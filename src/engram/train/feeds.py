@@ -217,18 +217,9 @@ class CacheFeed:
         missing = sum(map(len, self._absent().values()))
         count = counter(progress, "caching", missing, storage(self.missing()), self.team.world)
         for cache, dataset, contents in self._stores:
-            found = cache.fill(
-                dataset, contents, workers=self.recipe.workers,
-                rank=self.team.rank, world=self.team.world, progress=count,
-            )  # fmt: skip
-            self.team.wait()
-            cache.refresh()
-            for shared in self.team.gather([found]):
-                self.bad.update(shared)
-            for i, content in enumerate(contents):  # of pictures with the same bytes one was tried
-                if content not in cache:
-                    name = dataset.sample_name(i)
-                    self.bad.setdefault(name, f"{name}: the file cannot be read")
+            workers, team = self.recipe.workers, self.team
+            found = cache.fill(dataset, contents, workers=workers, team=team, progress=count)
+            self.bad = found | self.bad
             if dataset.masks is not None:
                 self._read_masks(cache, dataset, progress)
 

@@ -24,7 +24,7 @@ from engram.tasks.task_settings import TaskSettings
 from engram.train.bank import fill_banks
 from engram.train.callbacks import Callback
 from engram.train.identity import identity_of_fit
-from engram.train.learner import trainers_of_folds
+from engram.train.learner import fold_trainers
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.result import Ending, Result
 from engram.train.run import Run
@@ -119,7 +119,7 @@ def fit(
             model.eval()
             return finished
         with _with_folds(model, name, splits) as names:
-            trainers = trainers_of_folds(model, names, recipe)
+            trainers = fold_trainers(model, names, recipe)
             training = Training(model, trainers, splits, recipe, run)
             training.prepare(transform)
             training.begin(identity)
@@ -129,7 +129,7 @@ def fit(
                     fill_banks(training, names)
                 else:
                     rivals = _solve(training, names)
-                trainers = trainers_of_folds(model, names, recipe)
+                trainers = fold_trainers(model, names, recipe)
                 training.measure(trainers)
             else:
                 training.go()
@@ -141,7 +141,7 @@ def fit(
             metrics["test"], answers = metrics_on_test(
                 model, name, splits, learner.metrics, run, recipe.workers, transform
             )
-        result = Result.of(
+        result = Result.create(
             model.eval().engram(name), run.out,
             seconds=time.perf_counter() - began, metrics=metrics, unreadable=training.unreadable,
             history=training.history, ending=learner.ending, answers=answers,

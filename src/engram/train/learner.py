@@ -234,7 +234,7 @@ class TaskTrainer:
         return {name: getattr(self, name) for name in names}
 
 
-def trainers_of_folds(model: MemoryViT, names: Sequence[str], recipe: Recipe) -> list[TaskTrainer]:
+def fold_trainers(model: MemoryViT, names: Sequence[str], recipe: Recipe) -> list[TaskTrainer]:
     """Trainers of one trial: a task for every fold, and last the one for all images."""
     return [
         TaskTrainer(model, name, recipe, trial=names[-1], fold=fold)

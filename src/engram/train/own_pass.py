@@ -68,7 +68,7 @@ def best_own_pass(runner: SweepRunner, shared: TaskTrainer, run: Run) -> OwnPass
         runner.clear(run)  # of an earlier run
     runner.team.wait()
     trained, held_out = [], [_of_first_fold(shared.held_out, runner.splits)]
-    metrics = [kind.metrics(held_out[0].pairs, shared.task.head.fitted)]
+    metrics: list[Mapping[str, Any]] = [kind.metrics(held_out[0].pairs, shared.task.head.fitted)]
     for i, regime in enumerate(OWN_PASS):
         own, variant = _with_regime(runner, regime, learned)
         found, _ = own.one(f"{i}", variant, run, labelled(run.progress, regime))

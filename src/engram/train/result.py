@@ -93,7 +93,7 @@ class Result:
     interrupted: bool = False  # by Ctrl-C: the engram is the best so far, and `resume` goes on
 
     @classmethod
-    def of(cls, engram: Engram, path: Path | None, **found: Any) -> Self:
+    def create(cls, engram: Engram, path: Path | None, **found: Any) -> Self:
         """The result of a run that made this engram, and what else it found."""
         spec, parameters = engram.spec, engram.parameters
         return cls(task=spec.name, regime=spec.regime, parameters=parameters, path=path, **found)
@@ -102,7 +102,7 @@ class Result:
     def recorded(cls, engram: Engram, path: Path, record: Mapping[str, Any]) -> Self:
         """The result of a run that wrote this engram, from its `record`."""
         ending = record["ending"]
-        return cls.of(engram, path, **{**record, "ending": ending and Ending(**ending)})
+        return cls.create(engram, path, **{**record, "ending": ending and Ending(**ending)})
 
     def record(self) -> dict[str, Any]:
         """The fields that the engram does not have, for the run's folder."""

@@ -99,6 +99,20 @@ class SweepResult(Result):
             "soup": None if self.soup is None else self.soup.to_dict(),
         }
 
+    def table(self, kind: Kind) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+        """Columns and rows of a table of the settings."""
+        score = f"validation {kind.metric_title(self.best.metric)}"
+        return ("lr", "cells", "weight decay", score, ""), tuple(
+            (
+                f"{one.lr:g}",
+                str(one.cells),
+                f"{one.weight_decay:g}",
+                f"{kind.shown(one.mean)} ± {kind.shown(one.deviation)}",
+                "best" if one == self.best else "",
+            )
+            for one in self.settings
+        )
+
 
 def sweep(
     model: MemoryViT,
@@ -227,7 +241,7 @@ def sweep(
         if test:
             tested = metrics_on_test(model, name, splits, metrics["val"], run, recipe.workers)
             metrics["test"], answers = tested
-        result = SweepResult.of(
+        result = SweepResult.create(
             engram, run.out,
             seconds=time.perf_counter() - began, metrics=metrics, unreadable=finished.unreadable,
             settings=tuple(scored), best=best, seed=final.seed, ending=ending, soup=tried,

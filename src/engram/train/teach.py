@@ -306,4 +306,6 @@ def _attach(
     model.attach(engram)
     path = None if out is None else model.save(name, Path(out))
     seconds = time.perf_counter() - began
-    return Result.of(engram, path, seconds=seconds, metrics=engram.metrics, unreadable=unreadable)
+    return Result.create(
+        engram, path, seconds=seconds, metrics=engram.metrics, unreadable=unreadable
+    )

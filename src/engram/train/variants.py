@@ -136,10 +136,14 @@ class Trained:
     """A variant after training: its validation metrics, its engram, and how training ended."""
 
     variant: Variant
-    metrics: dict[str, Any]
+    metrics: Mapping[str, Any]
     engram: Engram
     ending: Ending | None
-    measured_by: str  # the metric that chooses
+
+    @property
+    def measured_by(self) -> str:
+        """The metric that chooses."""
+        return self.engram.spec.kind_object.score_with(self.variant.recipe.balance)
 
     @property
     def score(self) -> float:
@@ -215,7 +219,7 @@ class SweepRunner:
             return [replace(one, metrics=o.metrics, engram=engram_of(o)) for one, o in pairs]
 
         trained = [
-            self._trained(variant, one.metrics, engram_of(one), one.ending)
+            Trained(variant, one.metrics, engram_of(one), one.ending)
             for variant, one in zip(variants, learners, strict=True)
         ]
         return Finished(trained, training.unreadable, measure, training.stopped_at)
@@ -227,14 +231,14 @@ class SweepRunner:
         trained, stopped_at = list[Trained](), ""
         for i, variant in enumerate(variants):
             try:
-                part = Part(run.callbacks, i, len(variants))
+                part = [Part(run.callbacks, i, len(variants))]
                 one, bad = self.one(f"{i}", variant, run, run.progress, part)
             except Interrupted as error:
                 so_far = error.result
                 if so_far is None or so_far.path is None:
                     raise
-                engram, bad = read_engram(so_far.path), dict(so_far.unreadable)
-                one = self._trained(variant, so_far.metrics["val"], engram, so_far.ending)
+                engram, bad = read_engram(so_far.path), so_far.unreadable
+                one = Trained(variant, so_far.metrics["val"], engram, so_far.ending)
                 stopped_at = f"variant {i + 1} of {len(variants)}"
             trained.append(one)
             if bad:
@@ -279,8 +283,8 @@ class SweepRunner:
         variant: Variant,
         run: Run,
         progress: Progress,
-        callback: Callback | None = None,
-    ) -> tuple[Trained, dict[str, str]]:
+        callbacks: Sequence[Callback] = (),
+    ) -> tuple[Trained, Mapping[str, str]]:
         """Train one variant, or read it from disk if it is done; and what it could not read."""
         scratch, recipe = self.scratch(), variant.recipe
         self._add(scratch, self.name, variant)
@@ -298,11 +302,11 @@ class SweepRunner:
         result = fit(
             scratch, self.name, self.splits, recipe,
             out=out, resume=resume, overwrite=True, team=self.team, progress=progress,
-            callbacks=[] if callback is None else [callback],
+            callbacks=callbacks,
         )  # fmt: skip
         engram = scratch.engram(self.name)
-        trained = self._trained(variant, result.metrics["val"], engram, result.ending)
-        return trained, dict(result.unreadable)
+        trained = Trained(variant, result.metrics["val"], engram, result.ending)
+        return trained, result.unreadable
 
     def train_again(self, before: Trained, splits: Splits, run: Run, progress: Progress) -> Trained:
         """Train one variant once more, on other splits, for as many epochs as before.
@@ -330,13 +334,7 @@ class SweepRunner:
         if task.statistics is not None:
             task.statistics.quantiles.copy_(found["statistics.quantiles"])
         engram = scratch.engram(self.name)
-        return self._trained(variant, result.metrics["val"], engram, result.ending)
-
-    def _trained(
-        self, variant: Variant, metrics: Mapping[str, Any], engram: Engram, ending: Ending | None
-    ) -> Trained:
-        measured_by = engram.spec.kind_object.score_with(self.recipe.balance)
-        return Trained(variant, dict(metrics), engram, ending, measured_by)
+        return Trained(variant, result.metrics["val"], engram, result.ending)
 
     def end(self, run: Run, result: Result, training: Mapping[str, Any], stopped_at: str) -> None:
         """`Run.end`, and remove what was kept of variants; a resumed run adds the task again."""
