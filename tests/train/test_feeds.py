@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,18 @@ def test_a_picture_that_is_there_twice_keeps_the_mask_of_its_own_view(
     kept = made.views[0]
     rows = kept.compute(plain.inputs)
     assert torch.equal(item.inputs, rows)
+
+
+def test_what_no_fold_holds_out_is_only_seen_augmented(small_backbone: Path, colours: Path) -> None:
+    """It is not stored as it is, and is not listed as unreadable."""
+    splits = replace(load(colours), val=None).with_folds(1, 0.3)
+    model = start(small_backbone, splits)
+    recipe = Recipe(augment="pad-crop", views=1, workers=0)
+    made: Any = open_feed(plan_of(model, splits, recipe), ProcessGroup())
+    assert made.bad == {}
+    assert not made.sees_all
+    seen = torch.cat([share.samples for share in made.validation()])
+    assert sorted(seen.tolist()) == splits.held_out.tolist()
 
 
 def test_a_transform_of_ones_own_replaces_the_views(small_backbone: Path, colours: Path) -> None:

@@ -159,6 +159,7 @@ class CacheFeed:
     """
 
     cache = "on"
+    sees_all: bool  # every training image as it is, so that all can be compared
 
     def __init__(self, plan: FeedPlan, team: ProcessGroup) -> None:
         self.plan, self.model, self.team, self.recipe = plan, plan.model, team, plan.recipe
@@ -176,17 +177,17 @@ class CacheFeed:
         count = counter(progress, "hashing images", images)
         self._train_contents = contents_of(self.train, count)
         self._val_contents = self._train_contents if same else contents_of(self.val, count)
-        if folds is not None and not self.plain:  # others are not seen so
-            held_out = set(folds.all_held_out.tolist())
-            self._val_contents = [
-                c if i in held_out else "" for i, c in enumerate(self._val_contents)
-            ]
-        both = [*self._train_contents, *self._val_contents]
+        val, contents = self.val, self._val_contents
+        if folds is not None and not self.plain:  # others are only seen augmented
+            val = val.subset(folds.all_held_out)
+            contents = [contents[i] for i in folds.all_held_out]
+        self.sees_all = self.plain or (same and len(val) == len(self.train))
+        both = [*self._train_contents, *contents]
         self.contents = sha256("\n".join(both).encode()).hexdigest()
         self._plain = self.plan.cache()
         self.views = [self._plain] if self.plan.augment == "none" else self._augmented_views()
         self._stores = [(cache, self.train, self._train_contents) for cache in self.views]
-        self._stores.append((self._plain, self.val, self._val_contents))
+        self._stores.append((self._plain, val, contents))
 
     def _augmented_views(self) -> list[Cache]:
         if self.train.masks is not None:  # images with the same bytes have views of their own
@@ -296,11 +297,6 @@ class CacheFeed:
     def cached(self, inputs: Tensor) -> Cached:
         """Features of the backbone from the inputs of a share."""
         return self._plain.features(to_device(inputs, self.team.device))
-
-    @property
-    def sees_all(self) -> bool:
-        """Whether every training image was seen as it is, so that all can be compared."""
-        return self.plain or self._val_contents == self._train_contents
 
     def near_duplicates(self) -> Integers:
         """Group numbers of the training images.
