@@ -110,11 +110,10 @@ class BackboneFeed:
     contents = ""
 
     def __init__(self, plan: FeedPlan, team: ProcessGroup) -> None:
-        self.model, self.team = plan.model, team
+        self.plan, self.model, self.team, recipe = plan, plan.model, team, plan.recipe
         self.preprocessing = plan.model.preprocessing
         self.plain = plan.augment == "none" and plan.transform is None
-        self.per_epoch, self._order = plan.per_epoch, plan.order
-        self._splits, recipe = plan.splits, plan.recipe
+        self.per_epoch = plan.per_epoch
 
         def loader(dataset: Dataset, mode: str) -> Loader:
             return Loader(
@@ -132,12 +131,12 @@ class BackboneFeed:
         return {**self._train.bad, **self._val.bad}
 
     def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
-        order = self._order(epoch, balanced)
+        order = self.plan.order(epoch, balanced)
         for found in self._train.epoch(epoch, skip=skip, samples=order):
             yield BatchShard(found.images, found.labels, found.indices, len(found.failed))
 
     def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
-        samples = self._splits.held_out if samples is None else samples
+        samples = self.plan.splits.held_out if samples is None else samples
         for found in self._val.epoch(0, samples=samples):
             yield BatchShard(found.images, found.labels, found.indices, len(found.failed))
 

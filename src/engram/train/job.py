@@ -137,7 +137,7 @@ class TrainingJob:
         self, task: str, out: Path, regime: str, seeds: int, progress: Progress, soup: int = 0
     ) -> Result:
         """Train as `engram fit` does, with what `choose` chose."""
-        settings, recipe, run = self.settings, self.recipe, self._run(out, progress)
+        settings, recipe, run = self.settings, self.recipe, self.arguments(out, progress)
         if regime == "auto":
             return auto(
                 self.model, task, self.splits, recipe,
@@ -165,10 +165,10 @@ class TrainingJob:
         return sweep(
             self.model, task, self.splits, self.recipe,
             regime=settings.regime, extends=settings.extends, class_init=settings.class_init,
-            **others, **grid, **self._run(out, progress),
+            **others, **grid, **self.arguments(out, progress),
         )  # fmt: skip
 
-    def _run(self, out: Path, progress: Progress) -> dict[str, Any]:
+    def arguments(self, out: Path, progress: Progress) -> dict[str, Any]:
         """Arguments that every run takes."""
         options = self.options
         return {
