@@ -261,7 +261,7 @@ def trained(name: str, seed: int) -> dict[str, Record]:
         for lr in RATES[Masked.name].first:
             called = f"task{len(every)}"
             model.add(splits.task_spec(called, Masked(cells=5)), seed=seed)
-            one = TaskTrainer(model, called, recipe, lr, trial=f"of {called}", fold=seed)
+            one = TaskTrainer(model, called, recipe.but(lr=lr), f"of {called}", fold=seed)
             every[record_name("cells", name, start, lr, seed)] = one
     training = Training(model, list(every.values()), splits, recipe, Run(None, ProcessGroup()))
     training.prepare()  # which may deal the folds again

@@ -39,10 +39,13 @@ from benchmarks.report import markdown_table, write_report
 from engram.data.datasets import Dataset, Splits
 from engram.tasks.metrics import classification_metrics
 from engram.tasks.task_settings import TaskSettings
-from engram.train.auto import RATES, Portfolio, Tried, shorter_recipe
+from engram.train.auto import RATES, Portfolio, shorter_recipe
+from engram.train.feed_plan import FeedPlan
 from engram.train.feeds import Feed, open_feed
+from engram.train.result import Tried
 from engram.train.run import Run
 from engram.train.validation import with_held_out
+from engram.train.variants import SweepRunner
 from engram.util.processes import ProcessGroup
 
 SETS = (
@@ -101,9 +104,9 @@ class Bench:
         model = engram.MemoryViT(self.backbone)
         recipe = shorter_recipe(replace(RECIPE, seed=0 if each else draw), len(train))
         splits = with_held_out(replace(whole, train=train), recipe)
-        settings = TaskSettings("masked", (), "backbone", {})
+        runner = SweepRunner(model, name, splits, recipe, TaskSettings(), self.team)
         began = time.process_time()
-        portfolio = Portfolio(model, name, splits, recipe, settings, self.team)
+        portfolio = Portfolio(runner)
         _, chosen, tried, training = portfolio.best(Run(None, self.team))
         seconds = time.process_time() - began
         finished = [(one.final.task.spec.regime, one.final.name) for one in portfolio.finished]
@@ -141,7 +144,8 @@ class Bench:
 
     def _feed(self, model: engram.MemoryViT, names: Sequence[str], images: Dataset) -> Feed:
         both = Splits(images.name, images.classes, train=images, val=images)
-        return open_feed(model, names, both, replace(RECIPE, precision="fp32"), self.team)
+        specs = [model.task(name).spec for name in names]
+        return open_feed(FeedPlan(model, specs, both, RECIPE.but(precision="fp32")), self.team)
 
     def _answers(self, feed: Feed, names: Sequence[str]) -> tuple[dict[str, Tensor], Tensor]:
         found: dict[str, list[Tensor]] = {name: [] for name in names}

@@ -55,7 +55,7 @@ def trained(name: str, regime: str, order: int) -> dict[Trained, Weights]:
                 if regime == "side" and seed and i != 1:
                     continue
                 model.add(splits.task_spec(f"{seed}.{i}", METHODS[regime]()), seed=seed)
-                learners[order, seed, i] = TaskTrainer(model, f"{seed}.{i}", recipe, lr)
+                learners[order, seed, i] = TaskTrainer(model, f"{seed}.{i}", recipe.but(lr=lr))
         tried = list(learners.values())
         Training(model, tried, splits, recipe, Run(None, ProcessGroup())).whole()
         kept.parent.mkdir(parents=True, exist_ok=True)

@@ -124,10 +124,10 @@ def test_attention_and_the_cache_work_and_are_kept_apart(tmp_path: Path) -> None
     model = MemoryViT(backbone)
     model.add_task("t", 3, cells=2)
     before = model.attention(torch.rand(1, 3, 32, 32), "t")
-    whole = Cache(backbone, model.preprocessing, root=tmp_path, keeps="all")
+    whole = Cache(backbone, model.preprocessing, keeps="all")
     rows: Tensor = whole.compute(images)
     rounded(model)
-    half = Cache(backbone, model.preprocessing, root=tmp_path, keeps="all")
+    half = Cache(backbone, model.preprocessing, keeps="all")
     assert half.folder != whole.folder
     assert not torch.equal(half.compute(images), rows)
     assert torch.allclose(half.compute(images), rows, atol=0.1)

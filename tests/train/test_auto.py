@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from engram.tasks.task_settings import TaskSettings
 from engram.train import auto as module
 from engram.train.auto import RATES, AutoResult, Portfolio, Rates
 from engram.train.run import Run
+from engram.train.variants import SweepRunner
 from engram.util.processes import ProcessGroup
 
 QUICK = Recipe(steps=20, batch=16, workers=0)
@@ -86,7 +87,7 @@ def test_the_best_is_kept_and_all_that_was_tried_is_listed(
     assert sum(row[-1].startswith("kept") for row in rows) == 1
     assert short == sum(tried(result, "trained").values()) - 1
     assert all("12 images" in row[-1] for row in rows[-short:])
-    assert result.to_dict()["tried"] == [one.to_dict() for one in result.tried]
+    assert result.to_dict()["tried"] == [asdict(one) for one in result.tried]
 
 
 @pytest.mark.parametrize("refit", [True, False], ids=["folds", "share"])
@@ -103,7 +104,7 @@ def test_only_the_trial_of_the_best_scout_is_trained_to_the_end(
 def test_a_small_difference_goes_to_the_lowest_loss(
     model: MemoryViT, splits: Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engram.train.choice.noise", lambda kind, metrics: 1.0)
+    monkeypatch.setattr("engram.train.validation.noise", lambda kind, metrics: 1.0)
     losses: list[float] = []
     measured = module.ties
 
@@ -119,10 +120,8 @@ def test_a_small_difference_goes_to_the_lowest_loss(
 
 
 def portfolio(model: MemoryViT, splits: Splits, **recipe: Any) -> Portfolio:
-    return Portfolio(
-        model, "t", splits.with_validation(), QUICK.but(patience=4, evaluations=20, **recipe),
-        TaskSettings(), ProcessGroup(),
-    )  # fmt: skip
+    held_out, own = splits.with_validation(), QUICK.but(patience=4, evaluations=20, **recipe)
+    return Portfolio(SweepRunner(model, "t", held_out, own, TaskSettings(), ProcessGroup()))
 
 
 def test_the_average_of_two_tasks_is_one_task(

@@ -22,10 +22,11 @@ def test_the_environment_says_where_caches_are(
     assert default_root() == Path("/home/ann/.cache/engram")
 
 
-def test_an_empty_place_holds_nothing(tmp_path: Path) -> None:
-    assert info(tmp_path / "none") == []
-    assert clear(tmp_path / "none") == 0
-    assert room(tmp_path / "none" / "yet") > 0
+def test_an_empty_place_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGRAM_CACHE", str(tmp_path / "none" / "yet"))
+    assert info() == []
+    assert clear() == 0
+    assert room() > 0
 
 
 def test_what_is_not_a_cache_is_left_alone(
@@ -59,22 +60,22 @@ def a_cache(root: Path, number: int, backbone: str, size: int, days: float) -> s
     return folder.name
 
 
-def keys(root: Path) -> list[int]:
-    return [int(entry["key"], 16) for entry in info(root)]
+def keys() -> list[int]:
+    return [int(entry["key"], 16) for entry in info()]
 
 
-def test_caches_are_removed_by_backbone_by_age_and_by_size(tmp_path: Path) -> None:
+def test_caches_are_removed_by_backbone_by_age_and_by_size(own_cache: Path) -> None:
     for number, (backbone, days) in enumerate([("b", 9.0), ("a", 2.0), ("a", 40.0), ("a", 1.0)]):
-        a_cache(tmp_path, number, backbone, 1000, days)
-    assert clear(tmp_path, backbone="b", unused_days=10) == 0
-    assert clear(tmp_path, unused_days=30) == 1000
-    assert keys(tmp_path) == [0, 1, 3]
-    assert clear(tmp_path, down_to=2500) == 1000  # the one that was used longest ago
-    assert keys(tmp_path) == [1, 3]
-    assert clear(tmp_path, backbone="3ab") == 1000
-    assert keys(tmp_path) == [1]
+        a_cache(own_cache, number, backbone, 1000, days)
+    assert clear(backbone="b", unused_days=10) == 0
+    assert clear(unused_days=30) == 1000
+    assert keys() == [0, 1, 3]
+    assert clear(down_to=2500) == 1000  # the one that was used longest ago
+    assert keys() == [1, 3]
+    assert clear(backbone="3ab") == 1000
+    assert keys() == [1]
     with pytest.raises(EngramError, match="caches of a"):
-        clear(tmp_path, backbone="b")
+        clear(backbone="b")
 
 
 def test_a_limit_makes_room_but_not_of_what_is_in_use(
@@ -85,10 +86,10 @@ def test_a_limit_makes_room_but_not_of_what_is_in_use(
     assert make_room(10**15)  # without a limit the disk alone decides
     monkeypatch.setenv("ENGRAM_CACHE_LIMIT", "0.0000025")  # 2,500 bytes
     assert make_room(1000)
-    assert keys(own_cache) == [2]
+    assert keys() == [2]
     assert not make_room(2000)
     assert not make_room(3000)
-    assert keys(own_cache) == [2]
+    assert keys() == [2]
     monkeypatch.setenv("ENGRAM_CACHE_LIMIT", "much")
     with pytest.raises(EngramError, match="ENGRAM_CACHE_LIMIT"):
         limit()

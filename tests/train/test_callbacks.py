@@ -14,7 +14,7 @@ from engram import Callback, EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits
 from engram.errors import Notice
 from engram.train.callbacks import Callbacks, RunStart
-from engram.train.result import RunResult
+from engram.train.result import Result
 from engram.util.processes import ProcessGroup
 
 QUICK = Recipe(steps=4, patience=0, batch=16, evaluations=2, workers=0, checkpoint_seconds=0)
@@ -28,7 +28,7 @@ class Heard(Callback):
         self.fails, self.stop = fails, stop
         self.start: RunStart | None = None
         self.rows: list[Mapping[str, float]] = []
-        self.result: RunResult | None = None
+        self.result: Result | None = None
         self.error: BaseException | None = None
 
     def _hear(self, event: str, *what: Any) -> None:
@@ -53,7 +53,7 @@ class Heard(Callback):
     def checkpointed(self, step: int) -> None:
         self._hear("checkpointed", step)
 
-    def finished(self, result: RunResult) -> None:
+    def finished(self, result: Result) -> None:
         self.result = result
         self._hear("finished")
 
@@ -65,7 +65,7 @@ class Heard(Callback):
         return [event for event in self.events if event[0] in events]
 
 
-def fit(backbone: Path, splits: Splits, *heard: Callback, **more: Any) -> RunResult:
+def fit(backbone: Path, splits: Splits, *heard: Callback, **more: Any) -> Result:
     return engram.fit(start(backbone, splits), "colours", splits, QUICK, callbacks=heard, **more)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engram.train.choice import best_of, noise, ties
+from engram.train.validation import best_of, noise, ties
 
 SCORE = "accuracy"
 

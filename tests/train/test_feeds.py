@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ def feed(
 ) -> Any:
     model = MemoryViT(load_backbone(backbone))
     model.add_task("t", splits.classes, regime=regime)
-    return open_feed(model, ["t"], splits.with_validation(), recipe, ProcessGroup(), **more)
+    plan = FeedPlan(model, [model.task("t").spec], splits.with_validation(), recipe, **more)
+    return open_feed(plan, ProcessGroup())
 
 
 # Where batches come from
@@ -164,7 +166,7 @@ def test_the_cache_keeps_what_the_tasks_read(
     plan = plan_of(model, splits, Recipe(workers=0, batch=4))
     assert plan.keeps == keeps
     assert plan.only_pooled == (regimes == ["head"])
-    made = open_feed(model, names, splits, plan.recipe, ProcessGroup())
+    made = open_feed(plan, ProcessGroup())
     assert isinstance(made, CacheFeed)
     live = BackboneFeed(plan, ProcessGroup())
     cached, plain = next(iter(made.validation())), next(iter(live.validation()))
@@ -263,7 +265,7 @@ def test_a_picture_that_is_there_twice_keeps_the_mask_of_its_own_view(
     model = MemoryViT(load_backbone(small_backbone))
     model.add_task("t", **splits.task)
     recipe = Recipe(augment="inception", views=1, workers=0, batch=8)
-    made = open_feed(model, ["t"], splits.with_validation(), recipe, ProcessGroup())
+    made: Any = open_feed(plan_of(model, splits.with_validation(), recipe), ProcessGroup())
     [item] = made.epoch(0, 0)
     whole = BackboneFeed(made.plan, ProcessGroup())
     [plain] = whole.epoch(0, 0)
@@ -271,6 +273,18 @@ def test_a_picture_that_is_there_twice_keeps_the_mask_of_its_own_view(
     kept = made.views[0]
     rows = kept.compute(plain.inputs)
     assert torch.equal(item.inputs, rows)
+
+
+def test_what_no_fold_holds_out_is_only_seen_augmented(small_backbone: Path, colours: Path) -> None:
+    """It is not stored as it is, and is not listed as unreadable."""
+    splits = replace(load(colours), val=None).with_folds(1, 0.3)
+    model = start(small_backbone, splits)
+    recipe = Recipe(augment="pad-crop", views=1, workers=0)
+    made: Any = open_feed(plan_of(model, splits, recipe), ProcessGroup())
+    assert made.bad == {}
+    assert not made.sees_all
+    seen = torch.cat([share.samples for share in made.validation()])
+    assert sorted(seen.tolist()) == splits.held_out.tolist()
 
 
 def test_a_transform_of_ones_own_replaces_the_views(small_backbone: Path, colours: Path) -> None:

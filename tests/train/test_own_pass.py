@@ -39,7 +39,7 @@ def tried_own(result: AutoResult) -> list[str]:
 def test_all_are_tried_and_a_tie_goes_to_what_shares_the_pass(
     model: MemoryViT, splits: Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engram.train.choice.noise", lambda score, metrics: 1.0)
+    monkeypatch.setattr("engram.train.validation.noise", lambda score, metrics: 1.0)
     result = engram.auto(model, "t", splits, QUICK, own_pass=True)
     assert tried_own(result) == list(OWN_PASS)
     assert result.regime not in OWN_PASS

@@ -54,12 +54,6 @@ def test_how_training_ended_is_a_sentence() -> None:
     assert str(Ending(60, 60, 2, 60, 0)) == "30 epochs (60 steps); kept the last weights"
 
 
-def test_an_ending_is_read_from_the_record_of_an_engram() -> None:
-    assert RESULT.ending is not None
-    assert Ending.recorded({"patience": 5, "training": RESULT.ending.to_dict()}) == RESULT.ending
-    assert Ending.recorded({"patience": 0}) is None  # of an earlier version
-
-
 def test_a_task_that_was_trained_in_memory_has_no_path() -> None:
     result = replace(RESULT, path=None)
     assert result.to_dict()["path"] is None

@@ -16,6 +16,7 @@ import engram
 from engram import EngramError, MemoryViT, Recipe, load_backbone
 from engram.data.datasets import load
 from engram.errors import Notice
+from engram.train.result import Result
 from engram.train.run import Run, has_run_of_another, has_state, run_folder
 from engram.train.sweep import sweep
 from engram.util.processes import ProcessGroup
@@ -47,7 +48,7 @@ def test_a_run_without_an_engram_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with Run(None, ProcessGroup(), resume=True) as run:
-        assert run.finished("one") is None
+        assert run.finished("one", Result) is None
         assert run.begin("one", ["off", ""]) is None
         run.write("a.txt", "text")
         run.list_unreadable({"a.png": "a.png: broken"})
@@ -222,7 +223,7 @@ def test_a_damaged_record_is_no_record(tmp_path: Path, text: str) -> None:
     (tmp_path / "out.run" / "finished.json").write_text(text)
     run = Run(tmp_path / "out.safetensors", ProcessGroup(), overwrite=False, resume=True)
     with run, pytest.raises(EngramError, match="exists already"):
-        run.finished("this one")
+        run.finished("this one", Result)
 
 
 @pytest.mark.parametrize(("first", "then"), [("on", "off"), ("off", "on")])

@@ -28,7 +28,7 @@ def screen(model: MemoryViT, splits: Splits) -> Screen:
             names = (f"{i}-{regime}", f"{i}-scout-{regime}")
             for name in names:
                 model.add_task(name, splits.classes, 2, regime=regime, seed=0)
-            task, scout = (TaskTrainer(model, name, RECIPE, lr) for name in names)
+            task, scout = (TaskTrainer(model, name, RECIPE.but(lr=lr)) for name in names)
             trials.append(Trial([task], scout, waits))
         held = splits.with_validation()
         training = Screening(model, trials, held, RECIPE, Run(None, ProcessGroup()))

@@ -14,9 +14,8 @@ import engram
 from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits
 from engram.tasks.kinds import KINDS
-from engram.train.soup import Soup, best_soup, spread
-from engram.train.sweep import sweep
-from engram.train.variants import Setting, Trained, Variant
+from engram.train.sweep import Soup, best_soup, spread, sweep
+from engram.train.variants import Trained, Variant
 
 QUICK = Recipe(steps=12, batch=16, evaluations=3, workers=0)
 GOOD, BETTER = {"accuracy": 0.8, "loss": 0.5}, {"accuracy": 0.9, "loss": 0.3}
@@ -26,13 +25,14 @@ def trained(model: MemoryViT, variant: Variant, value: float, accuracy: float) -
     engram = model.engram("t")
     tensors = {name: torch.full_like(tensor, value) for name, tensor in engram.tensors.items()}
     metrics = {"accuracy": accuracy, "loss": 0.5, "images": 100}
-    return Trained(variant, metrics, replace(engram, tensors=tensors), None, "accuracy")
+    return Trained(variant, metrics, replace(engram, tensors=tensors), None)
 
 
 def choose(model: MemoryViT, metrics: dict[str, float]) -> tuple[Soup, Trained]:
     """The soup of three variants and one of another seed, where averages have these metrics."""
     model.add_task("t", 2, 2)
-    variants = [Variant(Setting(lr, 2, 0.0), seed) for lr, seed in ((1, 0), (2, 0), (3, 0), (1, 1))]
+    begun = ((1, 0), (2, 0), (3, 0), (1, 1))
+    variants = [Variant(Recipe(lr=lr, weight_decay=0.0, seed=seed), 2) for lr, seed in begun]
     scores = (0.8, 0.6, 0.7, 0.8)
     pairs = zip(variants, scores, strict=True)
     all_of_them = [trained(model, variant, i, score) for i, (variant, score) in enumerate(pairs)]

@@ -23,7 +23,8 @@ from engram.data.datasets import Splits, load
 from engram.tasks.calibration import best_temperature, temperature
 from engram.tasks.class_statistics import student_quantile
 from engram.tasks.kinds import KINDS
-from engram.train.fit import _trainers, _with_folds
+from engram.train.fit import _with_folds
+from engram.train.learner import fold_trainers
 from engram.train.run import Run
 from engram.train.training import Training
 from engram.train.validation import Estimator, HeldOut, wilson, with_held_out
@@ -35,7 +36,7 @@ QUICK = Recipe(steps=6, batch=16, evaluations=1, workers=0, cache="off")
 def trained(model: MemoryViT, splits: Splits) -> dict[int | None, dict[str, torch.Tensor]]:
     """By fold, the tensors of its task."""
     with _with_folds(model, "colours", splits) as names:
-        trainers = _trainers(model, names, QUICK)
+        trainers = fold_trainers(model, names, QUICK)
         training = Training(model, trainers, splits, QUICK, Run(None, ProcessGroup()))
         training.prepare()
         training.begin("")
@@ -178,7 +179,7 @@ def test_photographs_that_are_there_twice_are_in_one_fold(assets: Path, tmp_path
     splits = with_held_out(load(tmp_path), recipe)
     model.add_task("t", splits.classes, regime="head")
     with _with_folds(model, "t", splits) as names:
-        trainers = _trainers(model, names, recipe)
+        trainers = fold_trainers(model, names, recipe)
         training = Training(model, trainers, splits, recipe, Run(None, ProcessGroup()))
         training.prepare()
     assert splits.folds is not None

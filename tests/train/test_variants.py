@@ -24,7 +24,7 @@ QUICK = Recipe(steps=12, batch=16, evaluations=3, workers=0)
 def test_a_grid_has_every_combination_with_every_seed_once() -> None:
     recipe = Recipe(weight_decay=0.3, seed=7)
     variants = grid_of(recipe, "masked", lrs=(0.1, 0.01, 0.1), cells=(1, 5, 1), seeds=2)
-    points = [(v.setting.lr, v.setting.cells, v.seed) for v in variants]
+    points = [(v.setting.lr, v.cells, v.recipe.seed) for v in variants]
     assert points == [(lr, m, s) for lr in (0.1, 0.01) for m in (1, 5) for s in (7, 8)]
     assert {variant.setting.weight_decay for variant in variants} == {0.3}
 
@@ -51,22 +51,20 @@ def test_a_variant_ends_as_if_it_had_been_alone(
 ) -> None:
     if task.get("extends"):
         model.add_task("parent", 4, 2, seed=5)
+    recipe = recipe.but(calibrate="off", statistics="off", refit=False)
     counts = (0, 3) if task.get("regime") != "mlp-head" else (0,)
     variants = [
-        Variant(Setting(lr, cells, decay), seed)
+        Variant(recipe.but(lr=lr, weight_decay=decay, seed=seed), cells)
         for lr in (0.02, 0.3)
         for cells in counts
         for decay in (0.0, 0.1)
         for seed in (0, 1)
     ]
-    recipe = recipe.but(calibrate="off", statistics="off", refit=False)
     whole = splits.with_validation()
     workshop = SweepRunner(model, "t", whole, recipe, TaskSettings.create(task), ProcessGroup())
     scores = workshop.train(variants, Run(None, ProcessGroup())).trained
     for variant, score in list(zip(variants, scores, strict=True))[::3]:
-        setting = variant.setting
-        own = recipe.but(lr=setting.lr, weight_decay=setting.weight_decay, seed=variant.seed)
-        single = alone(model, splits, own, setting.cells, **task)
+        single = alone(model, splits, variant.recipe, variant.cells, **task)
         assert score.engram.spec == single.task("t").spec
         for name, value in single.task("t").tensors().items():
             found = score.engram.tensors[name]

@@ -137,7 +137,7 @@ class Extension:
                 name = f"{way}-{lr:g}"
                 extends = ["first"] if way == "extended" else []
                 model.add_task(name, splits.classes, 5, extends=extends, seed=self.seed)
-                learners[way, lr] = TaskTrainer(model, name, recipe, lr)
+                learners[way, lr] = TaskTrainer(model, name, recipe.but(lr=lr))
         Training(model, list(learners.values()), splits, recipe, Run(None, team)).whole()
         return learners
 

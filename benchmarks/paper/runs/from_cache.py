@@ -21,6 +21,7 @@ from engram.data.datasets import Splits
 from engram.methods import METHODS
 from engram.model import MemoryViT
 from engram.tasks.metrics import classification_metrics
+from engram.train.feed_plan import FeedPlan
 from engram.train.feeds import open_feed
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
@@ -128,7 +129,7 @@ class TrainedVariants:
 
     def _learner(self, variant: Variant) -> TaskTrainer:
         setting, lr = variant
-        learner = TaskTrainer(self.model, self.names[variant], self.recipe, lr)
+        learner = TaskTrainer(self.model, self.names[variant], self.recipe.but(lr=lr))
         if setting.head_rate != 1:
             _scale_head_rate(learner, setting.head_rate)
         return learner
@@ -171,7 +172,8 @@ def score_test_images(
 ) -> dict[str, Mapping[str, Any]]:
     """Metrics of tasks on the test images, read through the cache."""
     shown = replace(splits, train=splits["test"], val=splits["test"])
-    feed = open_feed(model.eval(), names, shown, recipe, team)
+    specs = [model.task(name).spec for name in names]
+    feed = open_feed(FeedPlan(model.eval(), specs, shown, recipe), team)
     answers: dict[str, list[torch.Tensor]] = {name: [] for name in names}
     labels = []
     with torch.no_grad():

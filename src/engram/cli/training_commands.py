@@ -25,12 +25,10 @@ from engram.util.text import counted
 if TYPE_CHECKING:
     from engram.model import MemoryViT
     from engram.tasks.kind import Kind
-    from engram.train.auto import AutoResult
     from engram.train.job import TrainingJob
     from engram.train.result import Result
-    from engram.train.sweep import SweepResult
 
-TrainResult = TypeVar("TrainResult", bound="AutoResult | Result | SweepResult")
+TrainResult = TypeVar("TrainResult", bound="Result")
 TaskName = Annotated[str, option(TASK, "Name of the task.", "--task")]
 _REGIME_HELP = (
     "Which parameters train, and whether attention is masked; auto tries those that leave the "
@@ -114,7 +112,7 @@ def fit_command(
         extends = given[TaskSettings].get("extends")
         others = {**fixed, **own, "resume": resume, "extends": extends, "add_classes": more}
         check_words(words, data, others)
-        result: AutoResult | Result | SweepResult
+        result: Result
         made, stopped = None, ""
         if data is None:
             made = fit_without_images(words or "", task, out, given, progress)
@@ -266,32 +264,15 @@ def sweep_command(
         result, stopped = _or_best_so_far(job, lambda: job.sweep(task, out, progress, **grid))
         refit = grid["refit"] and not result.interrupted
         document, rows = _reported(job, result, progress, refit)
-    kind = job.model.task(result.task).kind
-    table = tuple(
-        (
-            f"{setting.lr:g}",
-            str(setting.cells),
-            f"{setting.weight_decay:g}",
-            f"{kind.shown(setting.mean)} ± {kind.shown(setting.deviation)}",
-            "best" if setting == result.best else "",
-        )
-        for setting in result.settings
-    )
-    columns = (
-        "lr",
-        "cells",
-        "weight decay",
-        f"validation {kind.metric_title(result.best.metric)}",
-        "",
-    )
-    show(Description(document, rows, columns, table), as_json)
+    table = result.table(job.model.task(result.task).kind)
+    show(Description(document, rows, *table), as_json)
     if stopped:
         raise Interrupted(stopped)
 
 
 def _reported(
     job: TrainingJob,
-    result: AutoResult | Result | SweepResult,
+    result: Result,
     progress: Watch,
     refit: bool = False,
 ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
@@ -306,9 +287,7 @@ def _reported(
     return document, [*result_rows(result, model), ("report", report)]
 
 
-def result_rows(
-    result: AutoResult | Result | SweepResult, model: MemoryViT
-) -> list[tuple[str, str]]:
+def result_rows(result: Result, model: MemoryViT) -> list[tuple[str, str]]:
     """The result of a run, for people."""
     from engram.tasks.metrics import shown
     from engram.train.run import unreadable_list
@@ -355,7 +334,7 @@ def result_rows(
     return rows
 
 
-def taught(result: AutoResult | Result | SweepResult, model: MemoryViT) -> Description:
+def taught(result: Result, model: MemoryViT) -> Description:
     """The result of teaching, for people and machines."""
     engram = model.engram(result.task)
     images, rows = engram.recipe["train_images"], result_rows(result, model)

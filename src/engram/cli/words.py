@@ -83,12 +83,7 @@ def fit_with_images(
     progress("embedding the words", 0, 0)
     made = add_words(job.model, task, parsed, kind=job.splits.kind)
     progress.say(opening(job.model, [made.spec], job.splits, job.recipe))
-    options = job.options
-    result = fit(
-        job.model, task, job.splits, job.recipe,
-        out=out, overwrite=options.overwrite, test=options.test, team=job.team,
-        progress=progress, callbacks=job.callbacks,
-    )  # fmt: skip
+    result = fit(job.model, task, job.splits, job.recipe, **job.arguments(out, progress))
     if job.team.main:
         engram = read_engram(out)
         write_engram(out, replace(engram, recipe={**engram.recipe, "words": parsed}))

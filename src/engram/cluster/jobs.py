@@ -206,12 +206,10 @@ class _Check:
             read=self._read, find_backbone=self._backbone,
         )  # fmt: skip
         regime, _ = work.choose(job.options.regime, job.options.seeds)
-        splits = with_held_out(work.splits, work.recipe, cross=False)
+        splits = with_held_out(work.splits, work.recipe, cross=False, test=work.options.test)
         for spec in work.specs(job.task, regime):
             check_fits(spec, splits, same_ignore=True)
             work.recipe.check_for(spec.kind_object)
-        if work.options.test:
-            splits["test"]  # whether there is one should show now
         images, backbone = len(splits["train"]), work.model.backbone.source
         return replace(job, backbone=backbone, regime=regime, images=images)
 

@@ -58,9 +58,6 @@ def image_features(
         cache.forget(cache.damaged(contents))
         unreadable |= cache.fill(dataset, contents, workers=recipe.workers, progress=count)
         good = [i for i, content in enumerate(contents) if content in cache]
-        for i in set(range(len(dataset))) - set(good):
-            name = dataset.sample_name(i)
-            unreadable.setdefault(name, f"{name}: the file cannot be read")
         samples += [(dataset, i) for i in good]
         for start in range(0, len(good), _BATCH):
             batch = [contents[i] for i in good[start : start + _BATCH]]

@@ -34,7 +34,7 @@ def check_page_path(path: Path) -> None:
 
 def write_run_report(
     model: MemoryViT,
-    result: AutoResult | Result | SweepResult,
+    result: Result,
     splits: Splits,
     recipe: Recipe,
     refit: bool = False,
@@ -80,12 +80,12 @@ def write_run_report(
     return str(page)
 
 
-def _learned_all(result: AutoResult | Result | SweepResult) -> bool:
+def _learned_all(result: Result) -> bool:
     """Whether the task learned from the images that it was validated on, in the end."""
     return result.metrics["val"].get("learned_all", False) is True
 
 
-def _measured(result: AutoResult | Result | SweepResult, kind: Kind) -> str:
+def _measured(result: Result, kind: Kind) -> str:
     """The estimate from held-out images, with its interval."""
     metrics = result.metrics["val"]
     if not metrics.get("interval"):
@@ -105,7 +105,7 @@ def _measured(result: AutoResult | Result | SweepResult, kind: Kind) -> str:
     )
 
 
-def _calibrated(result: AutoResult | Result | SweepResult, split: str) -> str:
+def _calibrated(result: Result, split: str) -> str:
     metrics = result.metrics[split]
     if "uncalibrated_ece" not in metrics:
         return ""

@@ -25,10 +25,9 @@ from engram.store.format import read_engram
 from engram.store.remote import single_engram_path
 from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.task import Task
-from engram.train.calibrate import metrics_on_test
 from engram.train.class_statistics import features_of, keep_statistics
 from engram.train.feeds import BatchShard, KnownFeatures
-from engram.train.fit import training_record
+from engram.train.fit import metrics_on_test, training_record
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
 from engram.train.result import Result
@@ -99,9 +98,7 @@ def add_classes(
     engram = old if isinstance(old, Engram) else read_engram(single_engram_path(old))
     name, known = task or engram.spec.name, len(engram.spec.classes)
     splits = data if isinstance(data, Splits) else load(data, one_class=True)
-    splits = with_held_out(with_known_classes(splits, engram), recipe, cross=False)
-    if test:
-        splits["test"]  # whether there is one should show now
+    splits = with_held_out(with_known_classes(splits, engram), recipe, cross=False, test=test)
     replaces = name in model.tasks and model.engram(name).content == engram.renamed(name).content
     if replaces:
         model.registry.check_removable(name)
@@ -129,14 +126,10 @@ def add_classes(
         if test:
             tested = metrics_on_test(model, name, splits, metrics["val"], run, recipe.workers)
             metrics["test"], _ = tested
-        result: dict[str, Any] = {
-            "seconds": time.perf_counter() - began,
-            "metrics": metrics,
-            "unreadable": training.unreadable,
-            "history": [],
-        }
+        seconds, bad = time.perf_counter() - began, training.unreadable
+        result = Result.create(made, run.out, seconds=seconds, metrics=metrics, unreadable=bad)
         record = training_record(recipe, splits, None, None) | {"grown_from": _lineage(engram)}
-        return run.end(model, Result.recorded(made, run.out, result), result, record)
+        return run.end(model, result, record)
 
 
 def with_known_classes(splits: Splits, old: Engram) -> Splits:
@@ -144,12 +137,23 @@ def with_known_classes(splits: Splits, old: Engram) -> Splits:
 
     A task that cannot get more classes, and classes that it has, are an EngramError.
     """
-    _check_old(old)
-    known = old.spec.classes
+    known, task = old.spec.classes, repr(old.spec.name)
+    if old.spec.kind != "classification":
+        raise EngramError(
+            f"{task} is a task of {old.spec.kind}, and only classification can get more classes; "
+            "train it anew with all of them."
+        )
+    if not old.has_statistics:
+        raise EngramError(
+            f"The engram of {task} has no statistics of its training images (it was trained "
+            f"with {flag('statistics', 'off')}, or held out fewer than ten images), so its classes "
+            "would be forgotten; train it once more with its own images, or train a task with the "
+            "images of all classes."
+        )
     there = [name for name in splits.classes if name in known]
     if there:
         raise EngramError(
-            f"{splits.name} has {summarise_names(there)} that {old.spec.name!r} knows already; "
+            f"{splits.name} has {summarise_names(there)} that {task} knows already; "
             "leave their images out and give those of new classes alone, or train the task anew "
             "with the images of all classes."
         )
@@ -172,22 +176,6 @@ def with_known_classes(splits: Splits, old: Engram) -> Splits:
         val=renumbered(splits.val),
         test=renumbered(splits.test),
     )
-
-
-def _check_old(old: Engram) -> None:
-    name = old.spec.name
-    if old.spec.kind != "classification":
-        raise EngramError(
-            f"{name!r} is a task of {old.spec.kind}, and only classification can get more classes; "
-            "train it anew with all of them."
-        )
-    if not old.has_statistics:
-        raise EngramError(
-            f"The engram of {name!r} has no statistics of its training images (it was trained "
-            f"with {flag('statistics', 'off')}, or held out fewer than ten images), so its classes "
-            "would be forgotten; train it once more with its own images, or train a task with the "
-            "images of all classes."
-        )
 
 
 def _grown(
@@ -238,8 +226,9 @@ def _solve(training: Training, learner: TaskTrainer, old: ClassStatistics) -> He
 
 def _gathered(training: Training, shares: Iterable[BatchShard], name: str) -> tuple[Tensor, Tensor]:
     """Head inputs for the images of all processes, in half precision, and their labels."""
-    found = training.team.gather(list(features_of(training, shares, name)))
-    features, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
+    seen = features_of(training, shares, [name])
+    found = [(features[name].half().cpu(), part.labels) for part, features in seen]
+    features, labels = (torch.cat(x) for x in zip(*training.team.gather(found), strict=True))
     return features, labels
 
 

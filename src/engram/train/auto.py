@@ -30,6 +30,7 @@ from engram.data.python_data import PythonData
 from engram.errors import EngramError, Interrupted
 from engram.inference.evaluate import Answers
 from engram.methods import METHODS, Head, Masked, MaskedAdapter, Readout, Side, SideReadout
+from engram.methods.method_flags import DEFAULT_REGIME
 from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.tasks.kind import Kind
@@ -37,23 +38,20 @@ from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
 from engram.tasks.task_settings import TaskSettings
-from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
-from engram.train.choice import best_of, ties
-from engram.train.fit import training_record
+from engram.train.fit import metrics_on_test, training_record
 from engram.train.identity import identity_of
-from engram.train.learner import TaskTrainer
-from engram.train.own_pass import OwnPassResult, best_own_pass, check_own_pass, suggestion
+from engram.train.learner import TaskTrainer, fold_trainers
+from engram.train.own_pass import best_own_pass, check_own_pass, suggestion
 from engram.train.recipe import Recipe
-from engram.train.recipe_file import settings_of
-from engram.train.result import RunResult
+from engram.train.result import Result, Tried
 from engram.train.run import Run
 from engram.train.screening import Screening, Trial
 from engram.train.seen import PLAIN, Seen
 from engram.train.solve import Solution, Solver
-from engram.train.trackers import run_callbacks
+from engram.train.trackers import run_callbacks, settings_of
 from engram.train.training import Training
-from engram.train.validation import with_held_out
+from engram.train.validation import best_of, ties, with_held_out
 from engram.train.variants import SweepRunner
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
@@ -82,42 +80,20 @@ _EPOCHS, _STEPS = 1 / 6, 150
 _EVALUATIONS, _AVERAGE = 12, 0.98
 
 
-@dataclass(frozen=True)
-class Tried:
-    """One task that was tried, and how good it was when it was last measured."""
-
-    regime: str
-    lr: float  # 0: it was solved; of an average, that of its trained half
-    parameters: int
-    metric: str  # the one that chooses
-    value: float  # on held-out images
-    images: int  # so many of them
-    how: str  # trained, solved or averaged
-    epochs: float = 0.0  # of training
-    kept: bool = False
-    tied: bool = False  # with the best, but for noise
-    dropped: bool = False  # after a short training
-    own_pass: bool = False  # it changes the backbone's tokens; measured on the first fold alone
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
-class AutoResult(RunResult):
+class AutoResult(Result):
     """The result of `auto`: all that was tried, and the learning curve of what was trained."""
 
     tried: tuple[Tried, ...]
-    history: Sequence[Mapping[str, float]]
     own_pass: str = ""  # what was found with `own_pass`, or that there is such a thing
 
     @classmethod
-    def recorded(cls, engram: Engram, path: Path | None, record: Mapping[str, Any]) -> AutoResult:
+    def recorded(cls, engram: Engram, path: Path, record: Mapping[str, Any]) -> AutoResult:
         tried = tuple(Tried(**one) for one in record["tried"])
         return super().recorded(engram, path, {**record, "tried": tried})
 
     def to_dict(self) -> dict[str, Any]:
-        tried = [one.to_dict() for one in self.tried]
+        tried = [asdict(one) for one in self.tried]
         return {**super().to_dict(), "tried": tried, "own_pass": self.own_pass}
 
     def table(self, kind: Kind) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
@@ -205,13 +181,12 @@ def auto(
     began = time.perf_counter()
     recipe, team = recipe or Recipe(), team or ProcessGroup()
     whole = data if isinstance(data, Splits) else load(data, kind=kind)
-    splits = with_held_out(whole, recipe, not KINDS[whole.kind].per_pixel)
-    if test:
-        splits["test"]  # whether there is one should show now, not after an hour
-    task = TaskSettings("masked", tuple(extends), class_init, settings)
+    splits = with_held_out(whole, recipe, not KINDS[whole.kind].per_pixel, test)
+    task = TaskSettings(DEFAULT_REGIME, tuple(extends), class_init, settings)
     shorter = shorter_recipe(recipe, len(splits["train"]))
-    portfolio = Portfolio(model, name, splits, shorter, task, team, test, own_pass)
-    runner = SweepRunner(model, name, splits, recipe, task, team)  # of what has its own pass
+    runner = SweepRunner(model, name, splits, recipe, task, team)
+    portfolio = Portfolio(replace(runner, recipe=shorter))
+    identity = f"{portfolio.identity} auto test={test}{' own-pass' if own_pass else ''}"
     if own_pass:
         check_own_pass(runner)
     run = Run(out, team, overwrite, resume, model.backbone.source, progress)
@@ -219,13 +194,14 @@ def auto(
     about |= {"regime": "auto", **({"own_pass": True} if own_pass else {})}
     run.callbacks = run_callbacks(callbacks, name, splits, about, run)
     with run:
-        finished = run.finished(portfolio.identity)
+        finished = run.finished(identity, AutoResult)
         if run.out is not None and finished is not None:
             model.attach(run.out)
-            return AutoResult.recorded(model.eval().engram(name), run.out, finished)
+            model.eval()
+            return finished
         engram, chosen, tried, training = portfolio.best(run)
-        final, lr = chosen.final, chosen.lr
-        metrics, ending = final.metrics, final.ending
+        final, lr, ending = chosen.final, chosen.lr, chosen.final.ending
+        metrics: Mapping[str, Any] = final.metrics
         answers: Answers | None = training.held_out(final, name)
         stopped_at = training.stopped_at
         own_pass_told = suggestion(metrics)
@@ -237,55 +213,27 @@ def auto(
                     raise
                 stopped_at = "a regime with a pass of its own"
             else:
-                own_pass_told = own.told
-                tried = [*tried, *_tried_own_pass(own)]
-                if own.best is not None and own.kept is not None:
+                own_pass_told, kept = own.told, own.kept
+                tried = [*tried, *own.tried]
+                if kept is not None:
                     tried = [replace(one, kept=one.kept and one.own_pass) for one in tried]
-                    engram, lr, answers = own.kept.engram, own.rates[own.best], None
-                    metrics, ending = own.metrics, own.kept.ending
+                    engram, lr, answers = kept.engram, kept.variant.recipe.lr, None
+                    metrics, ending = kept.metrics, kept.ending
         model.attach(engram)
         model.eval()
         found = {"val": metrics}
         if test and not stopped_at:
             tested = metrics_on_test(model, name, splits, metrics, run, recipe.workers)
             found["test"], answers = tested
-        result = {
-            "seconds": time.perf_counter() - began,
-            "metrics": found,
-            "unreadable": training.unreadable,
-            "history": training.history,
-            "tried": [one.to_dict() for one in tried],
-            "ending": ending and asdict(ending),
-            "own_pass": own_pass_told,
-        }
-        done = AutoResult.recorded(engram, run.out, result)
-        done = replace(done, answers=answers, interrupted=bool(stopped_at))
+        result = AutoResult.create(
+            engram, run.out,
+            seconds=time.perf_counter() - began, metrics=found, unreadable=training.unreadable,
+            history=training.history, tried=tuple(tried), ending=ending, own_pass=own_pass_told,
+            answers=answers, interrupted=bool(stopped_at),
+        )  # fmt: skip
         record = training_record(portfolio.recipe, splits, lr, ending)
-        try:
-            run.end(model, done, result, record, stopped_at)
-        except Interrupted:
-            model.detach(name)  # a resumed run adds it again
-            raise
-        runner.clear(run)
-    return done
-
-
-def _tried_own_pass(own: OwnPassResult) -> list[Tried]:
-    return [
-        Tried(
-            regime=one.engram.spec.regime,
-            lr=lr,
-            parameters=one.engram.parameters,
-            metric=one.measured_by,
-            value=one.score,
-            images=int(one.metrics["images"]),
-            how="trained",
-            epochs=round(one.ending.steps / one.ending.per_epoch, 2) if one.ending else 0.0,
-            kept=i == own.best,
-            own_pass=True,
-        )
-        for i, (one, lr) in enumerate(zip(own.trained, own.rates, strict=True))
-    ]
+        runner.end(run, result, record, stopped_at)
+    return result
 
 
 def shorter_recipe(recipe: Recipe, images: int) -> Recipe:
@@ -317,35 +265,22 @@ def trained_regimes(model: MemoryViT, splits: Splits, extends: Sequence[str]) ->
 class Portfolio:
     """The tasks that are tried for one dataset, on a model of their own with the same parents."""
 
-    def __init__(
-        self,
-        model: MemoryViT,
-        name: str,
-        splits: Splits,
-        recipe: Recipe,
-        settings: TaskSettings,
-        team: ProcessGroup,
-        test: bool = False,
-        own_pass: bool = False,
-    ) -> None:
-        self.name, self.splits, self.recipe, self.team = name, splits, recipe, team
-        self.settings, self.kind = settings, KINDS[splits.kind]
-        recipe.check_for(self.kind)
-        self.measured_by = self.kind.score_with(recipe.balance)
-        self.solves = not settings.extends and not self.kind.per_pixel
-        regimes = trained_regimes(model, splits, settings.extends)
+    def __init__(self, runner: SweepRunner) -> None:
+        self.name, self.splits, self.recipe = runner.name, runner.splits, runner.recipe
+        self.settings, self.team, self.kind = runner.task, runner.team, KINDS[self.splits.kind]
+        self.recipe.check_for(self.kind)
+        self.measured_by = self.kind.score_with(self.recipe.balance)
+        self.solves = not self.settings.extends and not self.kind.per_pixel
+        regimes = trained_regimes(runner.model, self.splits, self.settings.extends)
         self._check_settings(regimes)
-        model.check(self._spec(name, regimes[0]))
-        self.model = MemoryViT(model.backbone)
-        for parent in model.tasks if settings.extends else ():
-            self.model.attach(model.engram(parent))
+        runner.model.check(self._spec(self.name, regimes[0]))
+        self.model = runner.scratch()
         self.began = time.perf_counter()
         self.finished: list[Trial] = []  # what the choice was made from
         self.trials = [trial for regime in regimes for trial in self._trials(regime)]
         trainers = [trainer for trial in self.trials for trainer in trial.trainers]
-        tasks = [(one.task.spec, one.lr, one.weight_decay) for one in trainers]
-        self.identity = f"{identity_of(self.model, tasks, splits, recipe)} auto test={test}"
-        self.identity += " own-pass" if own_pass else ""
+        tasks = [(one.task.spec, one.lr, self.recipe.weight_decay) for one in trainers]
+        self.identity = identity_of(self.model, tasks, self.splits, self.recipe)
 
     def _trials(self, regime: str) -> list[Trial]:
         """Trials of a regime at all rates, in their order, with their scouts."""
@@ -355,7 +290,7 @@ class Portfolio:
         trials = []
         for lr in sorted(rates.first + rates.further):
             trainers = self._trainers(regime, lr=lr)
-            scout = TaskTrainer(self.model, self._add(regime), self.recipe, lr)
+            scout = TaskTrainer(self.model, self._add(regime), self._recipe(lr))
             scout.fold = None if self.splits.folds is None else 0
             trials.append(Trial(trainers, scout, waits=lr in rates.further))
         return trials
@@ -364,10 +299,10 @@ class Portfolio:
         """Untrained tasks of one candidate: one for every fold, and one for all images."""
         folds = self.splits.folds
         names = [self._add(regime, seen) for _ in range(1 if folds is None else folds.count + 1)]
-        return [
-            TaskTrainer(self.model, name, self.recipe, lr, trial=names[-1], fold=fold)
-            for fold, name in enumerate(names)
-        ]
+        return fold_trainers(self.model, names, self._recipe(lr))
+
+    def _recipe(self, lr: float) -> Recipe:
+        return self.recipe.but(lr=lr or self.recipe.lr)
 
     def _add(self, regime: str, seen: Seen = PLAIN) -> str:
         """Add an untrained task, with a name that no parent has."""
@@ -399,7 +334,7 @@ class Portfolio:
         """The best engram, what it was, all that was tried, and the training."""
         training = Screening(self.model, self.trials, self.splits, self.recipe, run)
         training.prepare()
-        training.begin(self.identity)
+        training.begin(run.identity)
         solved = self._solved(training) if self.solves else []
         scores = [float(one.metrics[self.measured_by]) for one, _ in solved]
         training.to_beat = max(scores, default=-math.inf)

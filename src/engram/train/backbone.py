@@ -41,8 +41,7 @@ def backbone_for(
         parents: Paths of the engrams that the task extends.
         resumed: The engram of the run that continues.
         dtype: The type of the backbone's weights.
-        announce: Called with a sentence before a download, and where a backbone is only a
-        makeshift.
+        announce: Called before a download, and where a backbone is only a makeshift.
         progress: Told how far a download is.
     """
     if backbone == AUTO and parents:

@@ -26,7 +26,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -46,6 +45,7 @@ from engram.methods.readout import LayerStatistics, grid_count, grid_weights, st
 from engram.train.caches import INDEX_LINE, default_root
 from engram.util.devices import to_device
 from engram.util.files import make_private_folder, private, write_atomically
+from engram.util.processes import ProcessGroup
 from engram.vit import ViT
 from engram.vit.layers import merge_heads, split_heads
 
@@ -114,7 +114,6 @@ class Cache:
         backbone: ViT,
         preprocessing: Preprocessing,
         view: View | None = None,
-        root: str | Path | None = None,
         keeps: Keeps = "layers",
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -143,7 +142,7 @@ class Cache:
             meta["dtype"] = backbone.stored
         identity = {k: v for k, v in meta.items() if k != "backbone"}
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
-        self.folder = Path(root or default_root()) / key
+        self.folder = default_root() / key
         try:
             make_private_folder(self.folder)
         except OSError as error:
@@ -271,32 +270,40 @@ class Cache:
         *,
         batch: int = 32,
         workers: int = 0,
-        rank: int = 0,
-        world: int = 1,
+        team: ProcessGroup | None = None,
         progress: Callable[[int], object] = lambda images: None,
     ) -> dict[str, str]:
         """Store what is missing of a dataset; `contents` are its samples' hashes, "" for bad ones.
 
-        Gives the pictures that could not be read, by name. What was stored before a crash or an
+        Gives the pictures that cannot be read, by name. What was stored before a crash or an
         interruption is not computed again, and a process waits for another one that fills the
-        cache. Process `rank` of `world` takes its share, which the contents alone decide: what
-        others write meanwhile leaves no picture to nobody.
+        cache. Those of a team each take a share, which the contents alone decide: what others write
+        meanwhile leaves no picture to nobody.
         """
-        if not self._missing(contents, rank, world):
-            return {}
-        with contextlib.ExitStack() as turn:
-            if world == 1:
-                with contextlib.suppress(OSError):  # a disk without locks: it costs work alone
-                    turn.enter_context(FileLock(self.folder / "lock", mode=0o600))
-                self.refresh()
-            missing = self._missing(contents, rank, world)
-            loader = self.loader(dataset, workers, batch)
-            self._write(loader, contents, missing, progress)
+        bad: dict[str, str] = {}
+        if self._missing(contents, team):
+            with contextlib.ExitStack() as turn:
+                if team is None or team.world == 1:
+                    with contextlib.suppress(OSError):  # a disk without locks: it costs work alone
+                        turn.enter_context(FileLock(self.folder / "lock", mode=0o600))
+                    self.refresh()
+                missing = self._missing(contents, team)
+                loader = self.loader(dataset, workers, batch)
+                self._write(loader, contents, missing, progress)
+            bad = loader.bad
+        if team is not None:
+            team.wait()
+            bad = {name: why for shared in team.gather([bad]) for name, why in shared.items()}
         self.refresh()
-        return loader.bad
+        for i, content in enumerate(contents):  # of pictures with the same bytes one was tried
+            if content not in self:
+                name = dataset.sample_name(i)
+                bad.setdefault(name, f"{name}: the file cannot be read")
+        return bad
 
-    def _missing(self, contents: Sequence[str], rank: int, world: int) -> list[int]:
-        """The samples that a process of a group is to store."""
+    def _missing(self, contents: Sequence[str], team: ProcessGroup | None) -> list[int]:
+        """The samples that this process is to store."""
+        rank, world = (0, 1) if team is None else (team.rank, team.world)
         seen: set[str] = set()
         missing = []
         for i, content in enumerate(contents):
@@ -346,17 +353,10 @@ class Cache:
         """Reads a dataset's pictures, or `only` their masks, as this cache's view shows them."""
         view = self.view
         return Loader(
-            dataset,
-            self.preprocessing,
-            batch,
-            mode="train" if view.augment != "none" else "eval",
-            augment=view.augment,
-            flip=view.flip,
-            min_area=view.min_area,
-            seed=view.seed,
-            workers=workers,
-            only=only,
-        )
+            dataset, self.preprocessing, batch,
+            mode="train" if view.augment != "none" else "eval", augment=view.augment,
+            flip=view.flip, min_area=view.min_area, seed=view.seed, workers=workers, only=only,
+        )  # fmt: skip
 
     @torch.inference_mode()
     def compute(self, images: Tensor) -> Tensor:
@@ -423,11 +423,11 @@ def contents_of(
     return found
 
 
-def prefetched(make: Iterator[Any], ahead: int = 2) -> Iterator[Any]:
-    """Make items in a thread, up to `ahead` before they are wanted."""
+def prefetched(make: Iterator[Any]) -> Iterator[Any]:
+    """Make items in a thread, up to two before they are wanted."""
     with ThreadPoolExecutor(1) as pool:
         done = object()
-        waiting = [pool.submit(next, make, done) for _ in range(ahead)]
+        waiting = [pool.submit(next, make, done) for _ in range(2)]
         while (item := waiting.pop(0).result()) is not done:
             waiting.append(pool.submit(next, make, done))
             yield item

@@ -37,13 +37,13 @@ def limit() -> float:
     return gigabytes * 1e9
 
 
-def info(root: str | Path | None = None) -> list[dict[str, Any]]:
+def info() -> list[dict[str, Any]]:
     """Contents of every cache: a dictionary for each backbone, preprocessing and view.
 
     `used` is when a run opened it or read an epoch from it, in seconds since 1970.
     """
     found = []
-    for meta in sorted(Path(root or default_root()).glob("*/meta.json")):
+    for meta in sorted(default_root().glob("*/meta.json")):
         if (about := _about(meta)) is None:
             continue
         rows = sum(path.stat().st_size // INDEX_LINE for path in meta.parent.glob("*.index"))
@@ -70,23 +70,16 @@ def _files(folder: Path) -> list[Path]:
     return [path for pattern in patterns for path in folder.glob(pattern)]
 
 
-def clear(
-    root: str | Path | None = None,
-    *,
-    backbone: str | None = None,
-    unused_days: float = 0.0,
-    down_to: float = 0.0,
-) -> int:
+def clear(*, backbone: str | None = None, unused_days: float = 0.0, down_to: float = 0.0) -> int:
     """Remove caches, and return how many bytes that freed. Nothing else is touched.
 
     Args:
-        root: The folder of all caches.
         backbone: Only caches of this backbone: its source, or the beginning of its fingerprint.
         unused_days: Only caches that no run used for so many days.
         down_to: Stop when those that are left of all caches take at most so many bytes. The ones
             that were used last are removed last.
     """
-    entries = sorted(info(root), key=lambda entry: float(entry["used"]))
+    entries = sorted(info(), key=lambda entry: float(entry["used"]))
     left, freed = sum(entry["bytes"] for entry in entries), 0
     if backbone is not None:
         sources = dict.fromkeys(entry["backbone"] for entry in entries)
@@ -101,7 +94,7 @@ def clear(
     before = time.time() - unused_days * 86_400
     for entry in entries:
         if entry["used"] <= before and left - freed > down_to:
-            freed += _remove(Path(root or default_root()) / entry["key"], freed)
+            freed += _remove(default_root() / entry["key"], freed)
     return freed
 
 
@@ -136,9 +129,9 @@ def make_room(wanted: int) -> bool:
     return total + wanted <= most
 
 
-def room(root: str | Path | None = None) -> int:
+def room() -> int:
     """Bytes free on the cache's disk."""
-    folder = Path(root or default_root())
+    folder = default_root()
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free

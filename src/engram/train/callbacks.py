@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engram.errors import EngramError, Notice
-from engram.train.result import RunResult
+from engram.train.result import Result
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 
@@ -76,7 +76,7 @@ class Callback:
     def checkpointed(self, step: int) -> None:
         """A checkpoint was written; a run that is resumed goes on behind this step."""
 
-    def finished(self, result: RunResult) -> None:
+    def finished(self, result: Result) -> None:
         """The run is done, and its engram is written if it has an `out`."""
 
     def stopped(self, error: BaseException) -> None:
@@ -90,7 +90,12 @@ class Callbacks:
     """The callbacks of one run. In the processes that are not the main one there are none."""
 
     def __init__(self, given: Iterable[Callback], team: ProcessGroup, start: RunStart) -> None:
-        self._given = [_checked(one) for one in given] if team.main else []
+        self._given = list(given) if team.main else []
+        for one in self._given:
+            if not isinstance(one, Callback):
+                raise EngramError(
+                    f"{one!r} is no callback; give an instance of a subclass of engram.Callback."
+                )
         self._start, self._step = start, 0
         self._begun = False
         self._open: list[Callback] = []  # started, but neither finished nor stopped
@@ -118,7 +123,7 @@ class Callbacks:
     def checkpointed(self, step: int) -> None:
         self._tell("checkpointed", lambda one: one.checkpointed(step), self._open)
 
-    def finished(self, result: RunResult) -> None:
+    def finished(self, result: Result) -> None:
         told, self._open = self._open, []
         self._tell("finished", lambda one: one.finished(result), told)
 
@@ -179,11 +184,3 @@ class Part(Callback):
 
     def checkpointed(self, step: int) -> None:
         self._whole.checkpointed(self._before + step)
-
-
-def _checked(one: Callback) -> Callback:
-    if not isinstance(one, Callback):
-        raise EngramError(
-            f"{one!r} is no callback; give an instance of a subclass of engram.Callback."
-        )
-    return one

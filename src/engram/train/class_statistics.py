@@ -39,7 +39,7 @@ def keep_statistics(
         for one in final:
             sums[one.name].remember(old)
     epoch = training.feed.epoch(0, 0, balanced=False)
-    for shard, found in _features(training, epoch, list(sums)):
+    for shard, found in features_of(training, epoch, list(sums)):
         groups = final[0].task.kind.group(shard.labels)
         for one in learners:
             rows = torch.arange(len(groups))
@@ -55,7 +55,7 @@ def keep_statistics(
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {one.name: [] for one in final}
     for some, samples in asked:
         held_out = training.feed.validation(samples)
-        for shard, found in _features(training, held_out, [one.name for one in some]):
+        for shard, found in features_of(training, held_out, [one.name for one in some]):
             for one in some:
                 likeness = sums[one.name].statistics.likeness(found[one.name])
                 seen[one.trial].append((likeness.cpu(), shard.samples))
@@ -88,16 +88,9 @@ def _generator() -> torch.Generator:
 
 
 def features_of(
-    training: Training, shares: Iterable[BatchShard], name: str
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Head inputs of a task for images, in half precision, and their labels."""
-    for shard, found in _features(training, shares, [name]):
-        yield found[name].half().cpu(), shard.labels
-
-
-def _features(
     training: Training, shares: Iterable[BatchShard], names: Sequence[str]
 ) -> Iterator[tuple[BatchShard, dict[str, Tensor]]]:
+    """Parts of the shares, with the head inputs of tasks for them."""
     for share in shares:
         for part in share.split(training.recipe.micro_batch):
             with torch.no_grad():

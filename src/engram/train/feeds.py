@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
@@ -13,18 +13,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engram.data.datasets import Dataset, Splits
+from engram.data.datasets import Dataset
 from engram.data.folds import Integers
-from engram.data.loader import Loader, Transform
+from engram.data.loader import Loader
 from engram.data.near_duplicates import SIMILAR, dataset_groups, directions
 from engram.errors import EngramError, Notice
 from engram.images.preprocessing import normalise
 from engram.methods.forward import Cached
-from engram.model import MemoryViT
 from engram.train.cache import Cache, View, contents_of, prefetched
 from engram.train.caches import limit, make_room, room
 from engram.train.feed_plan import FeedPlan
-from engram.train.recipe import Recipe
 from engram.util.devices import to_device
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
@@ -112,27 +110,18 @@ class BackboneFeed:
     contents = ""
 
     def __init__(self, plan: FeedPlan, team: ProcessGroup) -> None:
-        self.model, self.team = plan.model, team
+        self.plan, self.model, self.team, recipe = plan, plan.model, team, plan.recipe
         self.preprocessing = plan.model.preprocessing
         self.plain = plan.augment == "none" and plan.transform is None
-        self.per_epoch, self._order = plan.per_epoch, plan.order
-        self._splits = plan.splits
+        self.per_epoch = plan.per_epoch
 
         def loader(dataset: Dataset, mode: str) -> Loader:
             return Loader(
-                dataset,
-                self.preprocessing,
-                plan.recipe.batch,
-                mode=mode,
-                augment=plan.augment,
-                flip=plan.splits.flip,
-                min_area=plan.recipe.min_area,
-                transform=plan.transform,
-                seed=plan.recipe.data_seed,
-                workers=plan.recipe.workers,
-                rank=team.rank,
-                world=team.world,
-            )
+                dataset, self.preprocessing, recipe.batch, mode=mode,
+                augment=plan.augment, flip=plan.splits.flip, min_area=recipe.min_area,
+                transform=plan.transform, seed=recipe.data_seed, workers=recipe.workers,
+                rank=team.rank, world=team.world,
+            )  # fmt: skip
 
         self._train = loader(plan.splits["train"], "train")
         self._val = loader(plan.splits["val"], "eval")
@@ -142,12 +131,12 @@ class BackboneFeed:
         return {**self._train.bad, **self._val.bad}
 
     def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
-        order = self._order(epoch, balanced)
+        order = self.plan.order(epoch, balanced)
         for found in self._train.epoch(epoch, skip=skip, samples=order):
             yield BatchShard(found.images, found.labels, found.indices, len(found.failed))
 
     def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
-        samples = self._splits.held_out if samples is None else samples
+        samples = self.plan.splits.held_out if samples is None else samples
         for found in self._val.epoch(0, samples=samples):
             yield BatchShard(found.images, found.labels, found.indices, len(found.failed))
 
@@ -169,6 +158,7 @@ class CacheFeed:
     """
 
     cache = "on"
+    sees_all: bool  # every training image as it is, so that all can be compared
 
     def __init__(self, plan: FeedPlan, team: ProcessGroup) -> None:
         self.plan, self.model, self.team, self.recipe = plan, plan.model, team, plan.recipe
@@ -186,17 +176,17 @@ class CacheFeed:
         count = counter(progress, "hashing images", images)
         self._train_contents = contents_of(self.train, count)
         self._val_contents = self._train_contents if same else contents_of(self.val, count)
-        if folds is not None and not self.plain:  # others are not seen so
-            held_out = set(folds.all_held_out.tolist())
-            self._val_contents = [
-                c if i in held_out else "" for i, c in enumerate(self._val_contents)
-            ]
-        both = [*self._train_contents, *self._val_contents]
+        val, contents = self.val, self._val_contents
+        if folds is not None and not self.plain:  # others are only seen augmented
+            val = val.subset(folds.all_held_out)
+            contents = [contents[i] for i in folds.all_held_out]
+        self.sees_all = self.plain or (same and len(val) == len(self.train))
+        both = [*self._train_contents, *contents]
         self.contents = sha256("\n".join(both).encode()).hexdigest()
         self._plain = self.plan.cache()
         self.views = [self._plain] if self.plan.augment == "none" else self._augmented_views()
         self._stores = [(cache, self.train, self._train_contents) for cache in self.views]
-        self._stores.append((self._plain, self.val, self._val_contents))
+        self._stores.append((self._plain, val, contents))
 
     def _augmented_views(self) -> list[Cache]:
         if self.train.masks is not None:  # images with the same bytes have views of their own
@@ -227,7 +217,9 @@ class CacheFeed:
         missing = sum(map(len, self._absent().values()))
         count = counter(progress, "caching", missing, storage(self.missing()), self.team.world)
         for cache, dataset, contents in self._stores:
-            self._fill(cache, dataset, contents, count)
+            workers, team = self.recipe.workers, self.team
+            found = cache.fill(dataset, contents, workers=workers, team=team, progress=count)
+            self.bad = found | self.bad
             if dataset.masks is not None:
                 self._read_masks(cache, dataset, progress)
 
@@ -244,25 +236,6 @@ class CacheFeed:
                     "what was written. They are computed again."
                 )
                 warnings.warn(notice, Notice, stacklevel=2)
-
-    def _fill(
-        self, cache: Cache, dataset: Dataset, contents: list[str], count: Callable[[int], object]
-    ) -> None:
-        found = cache.fill(
-            dataset,
-            contents,
-            workers=self.recipe.workers,
-            rank=self.team.rank,
-            world=self.team.world,
-            progress=count,
-        )
-        self.team.wait()
-        cache.refresh()
-        self.bad.update(pair for shared in self.team.gather([found]) for pair in shared.items())
-        for i, content in enumerate(contents):  # of pictures with the same bytes one was tried
-            name = dataset.sample_name(i)
-            if content not in cache and name not in self.bad:
-                self.bad[name] = f"{name}: the file cannot be read"
 
     def _read_masks(self, cache: Cache, dataset: Dataset, progress: Progress) -> None:
         """Keep every mask as the view shows it, compressed: a few hundred bytes each.
@@ -324,11 +297,6 @@ class CacheFeed:
         """Features of the backbone from the inputs of a share."""
         return self._plain.features(to_device(inputs, self.team.device))
 
-    @property
-    def sees_all(self) -> bool:
-        """Whether every training image was seen as it is, so that all can be compared."""
-        return self.plain or self._val_contents == self._train_contents
-
     def near_duplicates(self) -> Integers:
         """Group numbers of the training images.
 
@@ -357,42 +325,25 @@ class CacheFeed:
         return torch.cat(samples), torch.cat(parts)
 
 
-def open_feed(
-    model: MemoryViT,
-    names: Sequence[str],
-    splits: Splits,
-    recipe: Recipe,
-    team: ProcessGroup,
-    transform: Transform | None = None,
-    progress: Progress = silent,
-) -> Feed:
+def open_feed(plan: FeedPlan, team: ProcessGroup, progress: Progress = silent) -> Feed:
     """The cache where it can be used and fits, filled now; else the backbone.
 
-    The recipe's cache="on" insists on the cache: where it cannot be used is an EngramError.
+    Where the recipe insists on the cache, or needs it, and it cannot be used is an EngramError.
     """
-    plan = FeedPlan(model, [model.task(name).spec for name in names], splits, recipe, transform)
-    reason = plan.reason_against()
+    recipe, reason = plan.recipe, plan.reason_against()
     large = None if reason else plan.too_large()
-    if reason or large or recipe.cache == "off":
-        return _without_cache(plan, team, reason or large, large is not None)
-    feed = CacheFeed(plan, team)
-    feed.scan(progress)
-    fits = not team.main or make_room(feed.missing())
-    if any(team.gather([not fits or feed.missing() > 0.8 * room()])):
+    if not (reason or large or recipe.cache == "off"):
+        feed = CacheFeed(plan, team)
+        feed.scan(progress)
+        fits = not team.main or make_room(feed.missing())
+        if not any(team.gather([not fits or feed.missing() > 0.8 * room()])):
+            feed.fill(progress)
+            return feed
         free = f"{room() / 1e9:.2g} GB are free"
         if limit() < math.inf:
             free += f", and ENGRAM_CACHE_LIMIT is {limit() / 1e9:g}"
         large = f"it would take {feed.missing() / 1e9:.2g} GB more, and {free}"
-        return _without_cache(plan, team, large, True)
-    feed.fill(progress)
-    return feed
-
-
-def _without_cache(
-    plan: FeedPlan, team: ProcessGroup, reason: str | None, large: bool
-) -> BackboneFeed:
-    """The backbone's feed; an EngramError where the recipe insists on the cache or needs it."""
-    recipe = plan.recipe
+    reason = reason or large
     if recipe.cache == "on" and reason:
         raise EngramError(
             f"The cache cannot be used: {reason}. Use {flag('cache', 'auto')} or "
@@ -404,6 +355,6 @@ def _without_cache(
             + (f"not possible here: {reason}." if reason else "off.")
         )
     if recipe.cache == "auto" and large and team.main:
-        notice = f"The cache is not used: {reason}. The ViT runs over all images in every epoch."
+        notice = f"The cache is not used: {large}. The ViT runs over all images in every epoch."
         warnings.warn(notice, Notice, stacklevel=2)
     return BackboneFeed(plan, team)

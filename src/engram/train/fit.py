@@ -5,31 +5,32 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from engram.data.datasets import Splits, check_fits, load
 from engram.data.loader import Transform
+from engram.data.overview import find_leaks
 from engram.data.python_data import PythonData
 from engram.errors import EngramError
+from engram.inference.evaluate import Answers
+from engram.inference.evaluate import answers as answers_of
 from engram.methods.method import Needs
 from engram.model import MemoryViT
 from engram.store.format import read_engram
 from engram.tasks.task import Task
 from engram.tasks.task_settings import TaskSettings
 from engram.train.bank import fill_banks
-from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
 from engram.train.identity import identity_of_fit
-from engram.train.learner import TaskTrainer
+from engram.train.learner import fold_trainers
 from engram.train.recipe import Recipe, learning_rate
-from engram.train.recipe_file import settings_of
 from engram.train.result import Ending, Result
 from engram.train.run import Run
 from engram.train.seen import Seen
 from engram.train.solve import Solver
-from engram.train.trackers import run_callbacks
+from engram.train.trackers import run_callbacks, settings_of
 from engram.train.training import Training
 from engram.train.validation import HeldOut, with_held_out
 from engram.util.flag_names import flag
@@ -91,7 +92,8 @@ def fit(
             "auto makes; train one of them, or use engram.auto."
         )
     splits = data if isinstance(data, Splits) else load(data, like=task.spec)
-    splits = with_held_out(splits, recipe, task.method.shares_pass and not task.kind.per_pixel)
+    cross = task.method.shares_pass and not task.kind.per_pixel
+    splits = with_held_out(splits, recipe, cross, test)
     check_fits(task.spec, splits, same_ignore=True)
     recipe.check_for(task.kind)
     solved = task.method.solved and not task.kind.per_pixel
@@ -101,8 +103,6 @@ def fit(
             "images at once, without batches whose images could be mixed; leave it out, or train "
             "another regime."
         )
-    if test:
-        splits["test"]  # whether there is one should show now, not after an hour
     run = Run(out, team, overwrite, resume, model.backbone.source, progress)
     lr = learning_rate(recipe, type(task.method))
     identity = identity_of_fit(model, task.spec, splits, recipe, test)
@@ -110,15 +110,16 @@ def fit(
     run.callbacks = run_callbacks(callbacks, name, splits, settings, run)
     began = time.perf_counter()
     with run:
-        finished = run.finished(identity)
+        finished = run.finished(identity, Result)
         if run.out is not None and finished is not None:
             written = read_engram(run.out)
             if written.spec != task.spec:  # validation chose what a readout sees
                 task = model.swap(written.spec)
             written.fill(task)
-            return Result.recorded(model.eval().engram(name), run.out, finished)
+            model.eval()
+            return finished
         with _with_folds(model, name, splits) as names:
-            trainers = _trainers(model, names, recipe)
+            trainers = fold_trainers(model, names, recipe)
             training = Training(model, trainers, splits, recipe, run)
             training.prepare(transform)
             training.begin(identity)
@@ -128,7 +129,7 @@ def fit(
                     fill_banks(training, names)
                 else:
                     rivals = _solve(training, names)
-                trainers = _trainers(model, names, recipe)
+                trainers = fold_trainers(model, names, recipe)
                 training.measure(trainers)
             else:
                 training.go()
@@ -140,17 +141,14 @@ def fit(
             metrics["test"], answers = metrics_on_test(
                 model, name, splits, learner.metrics, run, recipe.workers, transform
             )
-        result = {
-            "seconds": time.perf_counter() - began,
-            "metrics": metrics,
-            "unreadable": training.unreadable,
-            "history": training.history,
-            "ending": learner.ending and asdict(learner.ending),
-        }
-        done = Result.recorded(model.eval().engram(name), run.out, result)
-        done = replace(done, answers=answers, interrupted=training.interrupted)
+        result = Result.create(
+            model.eval().engram(name), run.out,
+            seconds=time.perf_counter() - began, metrics=metrics, unreadable=training.unreadable,
+            history=training.history, ending=learner.ending, answers=answers,
+            interrupted=training.interrupted,
+        )  # fmt: skip
         record = training_record(recipe, splits, None if solved else learner.lr, learner.ending)
-        return run.end(model, done, result, record, training.stopped_at)
+        return run.end(model, result, record, training.stopped_at)
 
 
 @contextlib.contextmanager
@@ -166,13 +164,6 @@ def _with_folds(model: MemoryViT, name: str, splits: Splits) -> Iterator[list[st
         for copy in copies:
             if copy in model.tasks:
                 model.detach(copy)
-
-
-def _trainers(model: MemoryViT, names: Sequence[str], recipe: Recipe) -> list[TaskTrainer]:
-    return [
-        TaskTrainer(model, name, recipe, trial=names[-1], fold=fold)
-        for fold, name in enumerate(names)
-    ]
 
 
 def _solve(training: Training, names: Sequence[str]) -> list[HeldOut]:
@@ -196,6 +187,31 @@ def _see(model: MemoryViT, name: str, seen: Seen) -> Task:
     task = model.task(name)
     method = replace(task.method, **seen._asdict())
     return task if method == task.method else model.swap(replace(task.spec, method=method))
+
+
+def metrics_on_test(
+    model: MemoryViT,
+    name: str,
+    splits: Splits,
+    val: Mapping[str, Any],
+    run: Run,
+    workers: int,
+    transform: Transform | None = None,
+) -> tuple[dict[str, Any], Answers]:
+    """The metrics of the test split, and the answers for it.
+
+    `val` are those of validation: where they have a temperature, the result has the calibration
+    error that the test split would have without it.
+    """
+    answered = answers_of(
+        model, splits, name, workers=workers, transform=transform, team=run.team,
+        progress=lambda done, total: run.progress("testing", done, total),
+    )  # fmt: skip
+    metrics = answered.metrics() | answered.without_leaks(find_leaks(splits, "test"))
+    if "temperature" in val and len(answered.labels):
+        raw = answered.logits * val["temperature"], answered.labels
+        metrics["uncalibrated_ece"] = answered.kind.metrics(raw, answered.fitted)["ece"]
+    return metrics, answered
 
 
 def training_record(

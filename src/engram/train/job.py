@@ -13,26 +13,23 @@ from engram.data.datasets import Splits
 from engram.data.overview import warnings
 from engram.errors import EngramError
 from engram.methods import method_class
-from engram.methods.method_flags import ONE_CLASS_REGIME
+from engram.methods.method_flags import DEFAULT_REGIME, ONE_CLASS_REGIME
 from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task_settings import TaskSettings
-from engram.train.auto import AutoResult, auto, trained_regimes
+from engram.train.auto import auto, trained_regimes
 from engram.train.backbone import backbone_for
-from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
-from engram.train.fit import fit
+from engram.train.fit import fit, metrics_on_test
 from engram.train.opening import opening
 from engram.train.options import DataOptions, RunOptions, named, names_file, recipe_from
 from engram.train.recipe import Recipe, learning_rate
-from engram.train.recipe_file import RecipeFile
 from engram.train.result import Result
 from engram.train.run import Run, check_out
-from engram.train.soup import spread
-from engram.train.sweep import SweepResult, sweep
+from engram.train.sweep import SweepResult, spread, sweep
 from engram.train.teach import teach
-from engram.train.trackers import trackers_named
+from engram.train.trackers import RecipeFile, trackers_named
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress
@@ -69,14 +66,8 @@ class TrainingJob:
     ) -> TrainingJob:
         """Read the data and load the backbone; what does not fit is an EngramError.
 
-        Args:
-            data: The data, as the command line takes it.
-            out: The engram that will be written.
-            given: The settings.
-            progress: Told what goes on.
-            announce: Called with a sentence that the user should see.
-            read: Reads the data.
-            find_backbone: Loads the backbone, with the arguments of `backbone_for`.
+        `announce` is called with a sentence that the user should see. `read` and `find_backbone`
+        may give what they have already.
         """
         settings, options = (
             TaskSettings.create(given[TaskSettings]),
@@ -114,11 +105,11 @@ class TrainingJob:
         if KINDS[self.splits.kind].one_class and regime in (None, "auto"):
             regime = ONE_CLASS_REGIME
         one = self.options.recipe == "paper" or seeds != 1 or soup != 0
-        chosen = regime or ("masked" if one else "auto")
+        chosen = regime or (DEFAULT_REGIME if one else "auto")
         if chosen == "auto" and (seeds != 1 or soup):
             what = flag("soup" if soup else "seeds")
             raise EngramError(
-                f"{what} needs one regime; give one, such as {flag('regime', 'side')}."
+                f"{what} needs one regime; give one, such as {flag('regime', DEFAULT_REGIME)}."
             )
         if self.own_pass and chosen != "auto":
             raise EngramError(
@@ -144,37 +135,28 @@ class TrainingJob:
 
     def train(
         self, task: str, out: Path, regime: str, seeds: int, progress: Progress, soup: int = 0
-    ) -> AutoResult | Result | SweepResult:
+    ) -> Result:
         """Train as `engram fit` does, with what `choose` chose."""
+        settings, recipe, run = self.settings, self.recipe, self.arguments(out, progress)
         if regime == "auto":
-            return self.auto(task, out, progress)
-        job = self.of(regime)
+            return auto(
+                self.model, task, self.splits, recipe,
+                extends=settings.extends, class_init=settings.class_init,
+                **settings.method_settings, own_pass=self.own_pass, **run,
+            )  # fmt: skip
         if seeds == 1 and not soup:
-            return job.fit(task, out, progress)
-        rates = spread(learning_rate(self.recipe, method_class(regime)), soup) if soup > 1 else []
-        return job.sweep(task, out, progress, lrs=rates, cells=job.cells, seeds=seeds, soup=soup)
+            (spec,) = self.specs(task, regime)
+            self.model.add(spec, class_init=settings.class_init, seed=recipe.seed)
+            return fit(self.model, task, self.splits, recipe, **run)
+        job = replace(self, settings=replace(settings, regime=regime))
+        rates = spread(learning_rate(recipe, method_class(regime)), soup) if soup > 1 else []
+        cells = [job.settings.method().settings().get("cells", 0)]
+        return job.sweep(task, out, progress, lrs=rates, cells=cells, seeds=seeds, soup=soup)
 
     def usual_rates(self) -> list[float]:
         """Learning rates around the method's own, for a sweep that was given no list."""
         rate = learning_rate(self.recipe, method_class(self.settings.regime))
         return [float(f"{rate * times:.3g}") for times in (1 / 3, 1, 3)]
-
-    def of(self, regime: str) -> TrainingJob:
-        """A copy for a task of this regime."""
-        return replace(self, settings=replace(self.settings, regime=regime))
-
-    def auto(self, task: str, out: Path, progress: Progress) -> AutoResult:
-        settings = self.settings
-        return auto(
-            self.model, task, self.splits, self.recipe,
-            extends=settings.extends, class_init=settings.class_init, **settings.method_settings,
-            own_pass=self.own_pass, **self._run(out, progress),
-        )  # fmt: skip
-
-    def fit(self, task: str, out: Path, progress: Progress) -> Result:
-        (spec,) = self.specs(task, self.settings.regime)
-        self.model.add(spec, class_init=self.settings.class_init, seed=self.recipe.seed)
-        return fit(self.model, task, self.splits, self.recipe, **self._run(out, progress))
 
     def sweep(self, task: str, out: Path, progress: Progress, **grid: Any) -> SweepResult:
         """Train the variants of a grid: `lrs`, `cells` and other arguments of `sweep`."""
@@ -183,10 +165,10 @@ class TrainingJob:
         return sweep(
             self.model, task, self.splits, self.recipe,
             regime=settings.regime, extends=settings.extends, class_init=settings.class_init,
-            **others, **grid, **self._run(out, progress),
+            **others, **grid, **self.arguments(out, progress),
         )  # fmt: skip
 
-    def _run(self, out: Path, progress: Progress) -> dict[str, Any]:
+    def arguments(self, out: Path, progress: Progress) -> dict[str, Any]:
         """Arguments that every run takes."""
         options = self.options
         return {
@@ -222,11 +204,6 @@ class TrainingJob:
         if self.team.main:
             self.model.save(task, out, metrics=metrics, recipe=engram.recipe)
         return replace(result, metrics=metrics, path=out)
-
-    @property
-    def cells(self) -> list[int]:
-        """The number of cells that the task has, as a list for a sweep."""
-        return [self.settings.method().settings().get("cells", 0)]
 
 
 def _portable(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from engram.model import MemoryViT
-from engram.train.choice import noise
 from engram.train.mixup import Targets
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.result import Ending
-from engram.train.validation import HeldOut
+from engram.train.validation import HeldOut, noise
 
 #: By how much the score has to rise, or the loss to fall, for patience to begin anew. A validation
 #: loss that creeps down while all answers stay the same is no reason to go on.
@@ -34,8 +33,6 @@ class TaskTrainer:
         model: MemoryViT,
         name: str,
         recipe: Recipe,
-        lr: float = 0.0,
-        decay: float | None = None,
         trial: str = "",
         fold: int | None = None,
     ) -> None:
@@ -43,11 +40,11 @@ class TaskTrainer:
         self.trial = trial or name
         self.fold = fold if name != self.trial else None
         self.task = model.task(name)
-        self.lr = lr or learning_rate(recipe, type(self.task.method))
+        self.lr = learning_rate(recipe, type(self.task.method))
         self.measured_by = self.task.kind.score_with(recipe.balance)
         self.weights: Tensor | None = None  # of the classes, where the recipe balances them so
         self.parameters = list(self.task.parameters())
-        decay = self.weight_decay = recipe.weight_decay if decay is None else decay
+        decay = recipe.weight_decay
         if recipe.optimizer == "adamw":
             self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
                 self.parameters, self.lr, weight_decay=decay
@@ -125,6 +122,27 @@ class TaskTrainer:
         """Set the answers of a validation, and their metrics."""
         self.held_out, fitted = held_out, self.task.head.fitted
         self.metrics = self.task.kind.metrics(held_out.pairs, fitted, held_out.failed)
+
+    def calibrate(self) -> None:
+        """Divide the logits by the temperature that fits the answers for held-out images.
+
+        Answers and metrics are then the calibrated ones, with the `temperature` and what the
+        calibration error was before, `uncalibrated_ece`. Nothing happens where the recipe turned it
+        off, where the kind of task has no probabilities, or where it would not help.
+        """
+        kind, head, held_out, before = self.task.kind, self.task.head, self.held_out, self.metrics
+        if self.recipe.calibrate == "off" or not kind.calibrates:
+            return
+        temperature = kind.temperature(held_out.outputs, held_out.labels)
+        if temperature == 1.0:
+            return
+        head.divide(temperature)
+        calibrated = held_out._replace(outputs=held_out.outputs / temperature)
+        kind.fit_buffers(head, calibrated.pairs)
+        self.measure(calibrated)
+        estimated = ("interval", "folds", "held_out", "learned_all", self.measured_by)
+        self.metrics |= {name: before[name] for name in estimated}
+        self.metrics |= {"uncalibrated_ece": before["ece"], "temperature": temperature}
 
     @property
     def score(self) -> float:
@@ -214,3 +232,11 @@ class TaskTrainer:
         names = ["best_score", "best_loss", "best_step", "top_score", "enough", "level"]
         names += ["since_best", "last_step", "metrics", "scale", "since_scaled"]
         return {name: getattr(self, name) for name in names}
+
+
+def fold_trainers(model: MemoryViT, names: Sequence[str], recipe: Recipe) -> list[TaskTrainer]:
+    """Trainers of one trial: a task for every fold, and last the one for all images."""
+    return [
+        TaskTrainer(model, name, recipe, trial=names[-1], fold=fold)
+        for fold, name in enumerate(names)
+    ]

@@ -31,20 +31,16 @@ def opening(
     """
     shared = all(spec.method.shares_pass and not spec.kind_object.per_pixel for spec in specs)
     splits = with_held_out(whole, recipe, shared)
-    one_class = specs[0].kind_object.one_class  # what it needs of the images is kept in memory
+    kind = specs[0].kind_object
+    one_class = kind.one_class  # what it needs of the images is kept in memory
+    classes = "good images" if one_class else counted(len(splits.classes), *kind.nouns)
     height, width = model.preprocessing.size
     return [
         ("backbone", f"{model.backbone.source}, images of {height} x {width} pixels"),
         *([("", why)] if why else []),
-        ("data", f"{whole.name}: {_classes(splits, specs[0])}; {_images(whole, splits, recipe)}"),
+        ("data", f"{whole.name}: {classes}; {_images(whole, splits, recipe)}"),
         *([] if one_class else _cache(FeedPlan(model, specs, splits, recipe))),
     ]
-
-
-def _classes(splits: Splits, spec: TaskSpec) -> str:
-    if spec.kind_object.one_class:
-        return "good images"
-    return counted(len(splits.classes), *spec.kind_object.nouns)
 
 
 def _images(whole: Splits, splits: Splits, recipe: Recipe) -> str:

@@ -211,13 +211,16 @@ def with_recipe_file(given: Given, **own: Any) -> tuple[Given, dict[str, Any]]:
     from_file = {key: said.pop(key) for key in own if key in said}
     if from_file.get("lr") == 0:  # in a recipe, the default of the regime
         del from_file["lr"]
-    _check(name, _Own, from_file)
+    try:
+        with naming_flags(False):
+            settings_from(dict(from_file), _Own)
+            below = {one: settings_from(said, one, one is not Recipe) for one in given}
+    except EngramError as error:
+        raise EngramError(f"{name}: {error}") from None
     merged = {}
     for settings_class, values in given.items():
         items = {item.name: item for item in settings_fields(settings_class)}
-        lower = {key: _tuple(said.pop(key)) for key in items if key in said}
-        if settings_class is not Recipe:  # which is checked with its flags
-            _check(name, settings_class, lower)
+        lower = below[settings_class]
         # A flag that was not given is None, or False where it can only turn something on.
         above = {
             k: v
@@ -242,24 +245,15 @@ def names_file(recipe: str) -> bool:
     return recipe not in RECIPES and (recipe.endswith(".toml") or Path(recipe).is_file())
 
 
-def _check(name: str, settings_class: type, values: dict[str, Any]) -> None:
-    try:
-        with naming_flags(False):
-            for item in settings_fields(settings_class):
-                if item.metadata and item.name in values:
-                    check_value(item, values[item.name])
-    except EngramError as error:
-        raise EngramError(f"{name}: {error}") from None
-
-
-def settings_from(said: dict[str, Any], settings_class: type) -> dict[str, Any]:
-    """The settings of a class, taken out of a table of all and checked."""
-    items = {item.name: item for item in settings_fields(settings_class)}
-    taken = {key: _tuple(said.pop(key)) for key in items if key in said}
-    for key, value in taken.items():
-        check_value(items[key], value)
+def settings_from(
+    said: dict[str, Any], settings_class: type, checked: bool = True
+) -> dict[str, Any]:
+    """The settings of a class, taken out of a table of all; a recipe is checked with its flags."""
+    taken = {}
+    for item in settings_fields(settings_class):
+        if item.name in said:
+            value = said.pop(item.name)
+            taken[item.name] = tuple(value) if isinstance(value, list) else value
+            if checked:
+                check_value(item, taken[item.name])
     return taken
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -11,8 +11,8 @@ together, and it cannot join them. It is then trained once more, with all images
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,12 +25,12 @@ from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.tasks.kinds import KINDS
 from engram.tasks.task_settings import TaskSettings
-from engram.train.choice import best_of, ties
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import learning_rate
+from engram.train.result import Tried
 from engram.train.run import Run
-from engram.train.validation import Estimator, HeldOut
-from engram.train.variants import Setting, SweepRunner, Trained, Variant
+from engram.train.validation import Estimator, HeldOut, best_of, ties
+from engram.train.variants import SweepRunner, Trained, Variant
 from engram.util.flag_names import flag
 from engram.util.progress import labelled
 
@@ -38,19 +38,12 @@ from engram.util.progress import labelled
 OWN_PASS = (FullMemory.name, FullAdapter.name, FullTuning.name)
 
 
-@dataclass(frozen=True, eq=False)
-class OwnPassResult:
+class OwnPassResult(NamedTuple):
     """All that was tried, and what was kept of it."""
 
-    trained: Sequence[Trained]
-    best: int | None  # of these; None: none is better than what shares the pass
-    kept: Trained | None  # the best of these, trained with all images
-    metrics: dict[str, Any]  # of what was kept: an estimate with its interval
+    tried: Sequence[Tried]
+    kept: Trained | None  # trained with all images; None: none beats what shares the pass
     told: str  # what the gain is, and what it costs
-
-    @property
-    def rates(self) -> list[float]:
-        return [one.variant.setting.lr for one in self.trained]
 
 
 def check_own_pass(runner: SweepRunner) -> None:
@@ -75,7 +68,7 @@ def best_own_pass(runner: SweepRunner, shared: TaskTrainer, run: Run) -> OwnPass
         runner.clear(run)  # of an earlier run
     runner.team.wait()
     trained, held_out = [], [_of_first_fold(shared.held_out, runner.splits)]
-    metrics = [kind.metrics(held_out[0].pairs, shared.task.head.fitted)]
+    metrics: list[Mapping[str, Any]] = [kind.metrics(held_out[0].pairs, shared.task.head.fitted)]
     for i, regime in enumerate(OWN_PASS):
         own, variant = _with_regime(runner, regime, learned)
         found, _ = own.one(f"{i}", variant, run, labelled(run.progress, regime))
@@ -84,13 +77,14 @@ def best_own_pass(runner: SweepRunner, shared: TaskTrainer, run: Run) -> OwnPass
         metrics.append(found.metrics)
     at, shared_regime = best_of(score, metrics), shared.task.spec.regime
     images = len(held_out[0].labels)
+    tried = [_tried(one) for one in trained]
     if 0 in ties(score, metrics):
         told = (
             f"none of {', '.join(OWN_PASS)} is clearly better than {shared_regime} "
             f"({kind.shown(float(metrics[0][score]))} of {images:,} held-out images, the best "
             f"of them {kind.shown(max(one.score for one in trained))}); kept what shares a pass"
         )
-        return OwnPassResult(trained, None, None, {}, told)
+        return OwnPassResult(tried, None, told)
     kept, regime = trained[at - 1], OWN_PASS[at - 1]
     estimator = Estimator(kind, score, one)
     own, _ = _with_regime(runner, regime, learned)
@@ -104,16 +98,31 @@ def best_own_pass(runner: SweepRunner, shared: TaskTrainer, run: Run) -> OwnPass
     if one.folds is not None:
         named = labelled(run.progress, f"{regime} with all images")
         kept = own.train_again(kept, replace(one, folds=None), run, named)
-    return OwnPassResult(trained, at - 1, kept, estimate, told)
+    tried[at - 1] = replace(tried[at - 1], kept=True)
+    return OwnPassResult(tried, replace(kept, metrics=estimate), told)
+
+
+def _tried(one: Trained) -> Tried:
+    ending = one.ending
+    return Tried(
+        regime=one.engram.spec.regime,
+        lr=one.variant.recipe.lr,
+        parameters=one.engram.parameters,
+        metric=one.measured_by,
+        value=one.score,
+        images=int(one.metrics["images"]),
+        how="trained",
+        epochs=round(ending.steps / ending.per_epoch, 2) if ending else 0.0,
+        own_pass=True,
+    )
 
 
 def _with_regime(runner: SweepRunner, regime: str, splits: Splits) -> tuple[SweepRunner, Variant]:
     """A runner for tasks of a regime, and the variant at the rate that suits it or was given."""
     recipe, own = runner.recipe, runner.task.method(regime, lenient=True).settings()
     task = TaskSettings(regime, (), runner.task.class_init, own)
-    lr = learning_rate(recipe, METHODS[regime])
-    setting = Setting(lr, own.get("cells", 0), recipe.weight_decay)
-    return replace(runner, splits=splits, task=task), Variant(setting, recipe.seed)
+    variant = Variant(recipe.but(lr=learning_rate(recipe, METHODS[regime])), own.get("cells", 0))
+    return replace(runner, splits=splits, task=task), variant
 
 
 def _answers(runner: SweepRunner, engram: Engram, splits: Splits) -> HeldOut:

@@ -29,15 +29,15 @@ def validation_metric(row: Mapping[str, Any]) -> str:
     return next(k[4:] for k in row if k.startswith("val_") and k != "val_loss")
 
 
-def draw_sweep(settings: Sequence[Mapping[str, Any]], path: Path) -> bool:
+def draw_sweep(settings: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Validation score over the learning rate, with a line for each cell count and weight decay.
 
-    False where matplotlib is missing (the extra `plots`).
+    Nothing is drawn where matplotlib is missing (the extra `plots`).
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return False
+        return
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     lines: dict[tuple[int, float], list[Mapping[str, Any]]] = {}
@@ -60,4 +60,3 @@ def draw_sweep(settings: Sequence[Mapping[str, Any]], path: Path) -> bool:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=150)
-    return True

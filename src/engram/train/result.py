@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,16 +40,6 @@ class Ending:
             "interrupted": self.interrupted,
         }
 
-    @classmethod
-    def recorded(cls, record: Mapping[str, Any]) -> Ending | None:
-        """From what an engram records of its training; None where it says nothing of its end."""
-        if "training" not in record:
-            return None
-        names = ("steps", "planned_steps", "steps_per_epoch", "kept_step")
-        steps, planned, per_epoch, kept = (int(record["training"][name]) for name in names)
-        interrupted = bool(record["training"]["interrupted"])
-        return cls(steps, planned, per_epoch, kept, int(record["patience"]), interrupted)
-
     def __str__(self) -> str:
         epochs, planned = (f"{self._epochs(steps):g}" for steps in (self.steps, self.planned))
         kept = f"the weights of step {self.kept}, the best on validation"
@@ -68,9 +58,27 @@ class Ending:
         return round(steps / self.per_epoch, 1)
 
 
+@dataclass(frozen=True)
+class Tried:
+    """One task that was tried, and how good it was when it was last measured."""
+
+    regime: str
+    lr: float  # 0: it was solved; of an average, that of its trained half
+    parameters: int
+    metric: str  # the one that chooses
+    value: float  # on held-out images
+    images: int  # so many of them
+    how: str  # trained, solved or averaged
+    epochs: float = 0.0  # of training
+    kept: bool = False
+    tied: bool = False  # with the best, but for noise
+    dropped: bool = False  # after a short training
+    own_pass: bool = False  # it changes the backbone's tokens; measured on the first fold alone
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RunResult:
-    """Result of every run; `metrics` are by split."""
+class Result:
+    """The result of every run; `metrics` are by split, `history` is the learning curve."""
 
     task: str
     regime: str
@@ -79,21 +87,28 @@ class RunResult:
     metrics: Mapping[str, Mapping[str, Any]]
     path: Path | None = None
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    history: Sequence[Mapping[str, float]] = ()
     ending: Ending | None = None  # None: it was solved, not trained
     answers: Answers | None = None  # for test or validation images, where this run found them
     interrupted: bool = False  # by Ctrl-C: the engram is the best so far, and `resume` goes on
 
     @classmethod
-    def recorded(cls, engram: Engram, path: Path | None, record: Mapping[str, Any]) -> Self:
-        """The result of a run that wrote this engram, from its record in the run's folder."""
-        ending = record.get("ending")
-        return cls(
-            task=engram.spec.name,
-            regime=engram.spec.regime,
-            parameters=engram.parameters,
-            path=path,
-            **{**record, "ending": None if ending is None else Ending(**ending)},
-        )
+    def create(cls, engram: Engram, path: Path | None, **found: Any) -> Self:
+        """The result of a run that made this engram, and what else it found."""
+        spec, parameters = engram.spec, engram.parameters
+        return cls(task=spec.name, regime=spec.regime, parameters=parameters, path=path, **found)
+
+    @classmethod
+    def recorded(cls, engram: Engram, path: Path, record: Mapping[str, Any]) -> Self:
+        """The result of a run that wrote this engram, from its `record`."""
+        ending = record["ending"]
+        return cls.create(engram, path, **{**record, "ending": ending and Ending(**ending)})
+
+    def record(self) -> dict[str, Any]:
+        """The fields that the engram does not have, for the run's folder."""
+        others = ("task", "regime", "parameters", "path", "answers", "interrupted")
+        names = [item.name for item in fields(self) if item.name not in others]
+        return {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:
         scores = [
@@ -118,10 +133,3 @@ class RunResult:
             "training": None if self.ending is None else self.ending.to_dict(),
             "interrupted": self.interrupted,
         }
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Result(RunResult):
-    """The result of `fit`, with the learning curve."""
-
-    history: Sequence[Mapping[str, float]]

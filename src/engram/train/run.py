@@ -7,6 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from engram.model import MemoryViT
 from engram.store.format import check_free, read_engram
 from engram.train.callbacks import Callbacks, RunStart
 from engram.train.plots import learning_curves
-from engram.train.result import RunResult
+from engram.train.result import Result
 from engram.util.charts import side_by_side
 from engram.util.documents import load_json, read_header
 from engram.util.files import make_private_folder, write_atomically
@@ -29,7 +30,7 @@ from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 from engram.util.text import utf8
 
-ResultT = TypeVar("ResultT", bound=RunResult)
+ResultT = TypeVar("ResultT", bound=Result)
 
 _CHECKPOINT, _BACKBONE, _FINISHED = "checkpoint.safetensors", "backbone.txt", "finished.json"
 _UNFINISHED = (_CHECKPOINT, "variant-*")  # what a run leaves that was interrupted
@@ -75,6 +76,11 @@ def _holds_interrupted(folder: Path) -> EngramError:
         f"{folder} holds an interrupted run; continue it with {flag('resume', True)}, or start "
         f"again with {flag('overwrite', True)}."
     )
+
+
+def _plain(value: Any) -> Any:
+    """Part of a result for JSON."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def has_state(out: Path) -> bool:
@@ -166,7 +172,7 @@ class Run:
     def checkpoint(self) -> Path:
         return self.file(_CHECKPOINT)
 
-    def finished(self, identity: str) -> dict[str, Any] | None:
+    def finished(self, identity: str, results: type[ResultT]) -> ResultT | None:
         """The result of the run that wrote the engram, if that was this very run; else None.
 
         Only with `resume`, which may be asked for again and again: a finished run is a success. An
@@ -176,11 +182,10 @@ class Run:
         if not self.resume or self.out is None or not self.out.exists():
             return None
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, EngramError):
-            record = load_json(self.file(_FINISHED).read_bytes())
-            found = identity, read_engram(self.out).content
-            if (record["identity"], record["content"]) == found and not self.checkpoint.exists():
-                result: dict[str, Any] = record["result"]
-                return result
+            record, engram = load_json(self.file(_FINISHED).read_bytes()), read_engram(self.out)
+            same = (record["identity"], record["content"]) == (identity, engram.content)
+            if same and not self.checkpoint.exists():
+                return results.recorded(engram, self.out, record["result"])
         check_free(self.out, self.overwrite or _was_interrupted(self.file("")))
         return None
 
@@ -264,39 +269,33 @@ class Run:
         self,
         model: MemoryViT,
         result: ResultT,
-        found: Mapping[str, Any],
         training: Mapping[str, Any],
         stopped_at: str = "",
     ) -> ResultT:
-        """Write the engram, record that the run is done, and tell the callbacks.
+        """Write the engram with a record of its training, and tell the callbacks.
 
-        Args:
-            model: Has the task.
-            result: Of the run.
-            found: What it was made of, which the folder records.
-            training: What the engram records of its training.
-            stopped_at: Where the run was stopped by Ctrl-C: then it is not done, can be resumed,
-                and `Interrupted` is raised.
+        `stopped_at` is where the run was stopped by Ctrl-C: then it is not done, can be resumed,
+        and `Interrupted` is raised.
         """
         if self.out is not None and self.writes:
             model.save(result.task, self.out, metrics=result.metrics, recipe=training)
             if not stopped_at:
-                self._finish(model.engram(result.task).content, found)
+                self._finish(model.engram(result.task).content, result)
         if stopped_at:
             raise self.interruption(stopped_at, result)
         self.callbacks.finished(result)
         return result
 
-    def _finish(self, content: str, found: Mapping[str, Any]) -> None:
+    def _finish(self, content: str, result: Result) -> None:
         """Record that the engram is written, draw the history, and remove the checkpoint."""
-        record = {"identity": self.identity, "content": content, "result": found}
-        self.write(_FINISHED, json.dumps(record, default=str))
-        if found.get("history"):
+        record = {"identity": self.identity, "content": content, "result": result.record()}
+        self.write(_FINISHED, json.dumps(record, default=_plain))
+        if result.history:
             with contextlib.suppress(EngramError):  # a full disk: the engram is what was asked for
-                self.write("history.svg", side_by_side(learning_curves(found["history"])))
+                self.write("history.svg", side_by_side(learning_curves(result.history)))
         self.checkpoint.unlink(missing_ok=True)
 
-    def interruption(self, where: str, result: RunResult | None = None) -> Interrupted:
+    def interruption(self, where: str, result: Result | None = None) -> Interrupted:
         """The error of a run that was stopped; `result` is that of the best engram so far."""
         stopped = f"Stopped at {where}."
         if result is not None:

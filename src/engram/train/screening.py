@@ -12,13 +12,12 @@ import torch
 from engram.data.datasets import Splits
 from engram.data.loader import Transform
 from engram.model import MemoryViT
-from engram.train.choice import best_of, noise
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
 from engram.train.run import Run
 from engram.train.trainable import train_only
 from engram.train.training import Training
-from engram.train.validation import HeldOut
+from engram.train.validation import HeldOut, best_of, noise
 
 #: Scouts train for a share of the recipe's epochs, but at most for one of the steps: up to the
 #: validation that is nearest to it.

@@ -30,12 +30,11 @@ from engram.data.datasets import Splits
 from engram.model import MemoryViT
 from engram.tasks.heads import Fitted
 from engram.tasks.task import Task
-from engram.train.choice import best_of, noise
 from engram.train.dual_solver import DualSolver, Products
 from engram.train.feeds import BatchShard, FeatureFeed
 from engram.train.recipe import Recipe
 from engram.train.seen import Columns, Seen
-from engram.train.validation import HeldOut
+from engram.train.validation import HeldOut, best_of, noise
 from engram.util.devices import to_device
 from engram.util.processes import ProcessGroup
 
@@ -140,6 +139,9 @@ class Solver:
         task = model.task(name)
         self.task, self.team, self.smoothing = task, team, recipe.label_smoothing
         self.folds, labels = splits.folds, splits["train"].labels
+        #: Heads that held-out images can measure: those of the folds. With the one for all: f.
+        self.measured_heads = 1 if self.folds is None else self.folds.count
+        self.heads = self.measured_heads + (self.folds is not None)
         self.measured_by = task.kind.score_with(recipe.balance)
         task.kind.prepare(task.head, labels)
         self.weights: Tensor | None = None
@@ -174,16 +176,6 @@ class Solver:
         bad = {sample for found in team.gather([feed.bad]) for sample in found}
         held_out = splits.held_out.tolist() if bad else ()
         self.unreadable = sum(splits["val"].sample_name(i) in bad for i in held_out)
-
-    @property
-    def heads(self) -> int:
-        """The heads of all folds and the one for all images: f."""
-        return 1 if self.folds is None else self.folds.count + 1
-
-    @property
-    def measured_heads(self) -> int:
-        """The heads that held-out images can measure, and so choose settings for."""
-        return 1 if self.folds is None else self.folds.count
 
     def _standardise(self) -> None:
         """Mean and deviation of every statistic over the training images of all processes."""

@@ -1,4 +1,9 @@
-"""A sweep: train many variants of a task, keep the best on validation."""
+"""A sweep: train many variants of a task, keep the best on validation.
+
+Or a *soup* of the best: their average, where validation says that it helps. Only variants that
+began with the same weights are averaged: they have the same seed and number of cells, and differ in
+learning rate and weight decay.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +11,70 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engram.data.datasets import Splits, load
 from engram.data.python_data import PythonData
-from engram.errors import EngramError, Interrupted
+from engram.errors import EngramError
 from engram.methods import Masked
+from engram.methods.method_flags import DEFAULT_REGIME
 from engram.model import MemoryViT
 from engram.store.engram import Engram
+from engram.store.merging import average, normalise_weights
+from engram.tasks.kind import Kind
 from engram.tasks.kinds import KINDS
 from engram.tasks.task_settings import TaskSettings
-from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
-from engram.train.fit import training_record
+from engram.train.fit import metrics_on_test, training_record
 from engram.train.plots import draw_sweep
 from engram.train.recipe import Recipe
-from engram.train.recipe_file import settings_of
-from engram.train.result import RunResult
+from engram.train.result import Result
 from engram.train.run import Run
-from engram.train.soup import Soup, best_soup, check_soup
-from engram.train.trackers import csv_text, run_callbacks
-from engram.train.validation import with_held_out
-from engram.train.variants import Setting, SweepRunner, Trained, Variant, grid_of
+from engram.train.trackers import csv_text, run_callbacks, settings_of
+from engram.train.validation import best_of, with_held_out
+from engram.train.variants import Measure, Setting, SweepRunner, Trained, Variant, grid_of
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 
 
+@dataclass(frozen=True)
+class Soup:
+    """The averages that were tried: of the best variant alone, of the best two, and so on."""
+
+    values: list[float]  # of the metric that chooses, on validation
+    losses: list[float]
+    kept: int  # how many variants the engram is the average of; 1: the best alone
+    members: list[dict[str, Any]]  # all that were averaged, the best first
+    metric: str = "accuracy"
+
+    @property
+    def lineage(self) -> list[dict[str, Any]]:
+        """Record in the engram of the variants that it is the average of."""
+        return [{**one, "weight": round(1 / self.kept, 6)} for one in self.members[: self.kept]]
+
+    def to_dict(self) -> dict[str, Any]:
+        tried = [
+            {"variants": i + 1, f"val_{self.metric}": value, "val_loss": loss}
+            for i, (value, loss) in enumerate(zip(self.values, self.losses, strict=True))
+        ]
+        return {"kept": self.kept, "tried": tried, "members": self.members}
+
+    def summary(self, kind: Kind) -> str:
+        """For people: what was tried, and what was kept."""
+        tried = [
+            f"{'the best alone' if not i else f'average of {i + 1}'} {kind.shown(value)} "
+            f"(loss {loss:.3f})"
+            for i, (value, loss) in enumerate(zip(self.values, self.losses, strict=True))
+        ]
+        kept = f"the average of {self.kept}" if self.kept > 1 else "the best alone"
+        return f"{', '.join(tried)}; kept {kept}"
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
-class SweepResult(RunResult):
+class SweepResult(Result):
     """The result of `sweep`: all settings, and the best on validation, whose engram was kept."""
 
     settings: tuple[Setting, ...]
@@ -45,9 +83,10 @@ class SweepResult(RunResult):
     soup: Soup | None = None  # the averages that were tried
 
     @classmethod
-    def recorded(cls, engram: Engram, path: Path | None, record: Mapping[str, Any]) -> SweepResult:
+    def recorded(cls, engram: Engram, path: Path, record: Mapping[str, Any]) -> SweepResult:
         settings = tuple(Setting.recorded(one) for one in record["settings"])
-        best, soup = settings[record["best"]], record["soup"] and Soup(**record["soup"])
+        best = Setting.recorded(record["best"])
+        soup = record["soup"] and Soup(**record["soup"])
         found = {**record, "settings": settings, "best": best, "soup": soup}
         return super().recorded(engram, path, found)
 
@@ -59,6 +98,20 @@ class SweepResult(RunResult):
             "settings": [setting.to_dict() for setting in self.settings],
             "soup": None if self.soup is None else self.soup.to_dict(),
         }
+
+    def table(self, kind: Kind) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+        """Columns and rows of a table of the settings."""
+        score = f"validation {kind.metric_title(self.best.metric)}"
+        return ("lr", "cells", "weight decay", score, ""), tuple(
+            (
+                f"{one.lr:g}",
+                str(one.cells),
+                f"{one.weight_decay:g}",
+                f"{kind.shown(one.mean)} ± {kind.shown(one.deviation)}",
+                "best" if one == self.best else "",
+            )
+            for one in self.settings
+        )
 
 
 def sweep(
@@ -72,7 +125,7 @@ def sweep(
     weight_decays: Sequence[float] = (),
     seeds: int = 1,
     kind: str = "classification",
-    regime: str = "masked",
+    regime: str = DEFAULT_REGIME,
     extends: Sequence[str] = (),
     class_init: str = "backbone",
     out: str | os.PathLike[str] | None = None,
@@ -144,26 +197,25 @@ def sweep(
             f"{flag('refit')} uses the validation images that were taken from the training data, "
             f"but {whole.name} has a validation split of its own; leave it out."
         )
-    splits = with_held_out(whole, recipe, cross=False)
-    if test:
-        splits["test"]  # whether there is one should show now, not after an hour
+    splits = with_held_out(whole, recipe, cross=False, test=test)
     task = TaskSettings(regime, tuple(extends), class_init, settings)
-    workshop = SweepRunner(model, name, splits, recipe, task, team)
-    workshop.check_names(variants)
+    runner = SweepRunner(model, name, splits, recipe, task, team)
+    runner.check_names(variants)
     run = Run(out, team, overwrite, resume, model.backbone.source, progress)
-    identity = sweep_identity(workshop, variants, refit=refit, test=test, soup=soup)
-    rates = list(dict.fromkeys(variant.setting.lr for variant in variants))
+    # It begins with that of the training, which the checkpoint has.
+    identity = f"{runner.identity(variants)} refit={refit} test={test}"
+    identity += f" soup={soup}" if soup else ""
+    rates = list(dict.fromkeys(variant.recipe.lr for variant in variants))
     grid = {"lr": rates, "cells": cells, "weight_decay": weight_decays}
-    about = settings_of(
-        model, splits, task, recipe, **_lists(grid), seeds=seeds, refit=refit, soup=soup
-    )
+    listed = {k: v[0] if len(v) == 1 else list(v) for k, v in grid.items() if v}
+    about = settings_of(model, splits, task, recipe, **listed, seeds=seeds, refit=refit, soup=soup)
     run.callbacks = run_callbacks(callbacks, name, splits, about, run)
     with run:
-        before = run.finished(identity)
+        before = run.finished(identity, SweepResult)
         if run.out is not None and before is not None:
             model.attach(run.out)
-            return SweepResult.recorded(model.engram(name), run.out, before)
-        finished = workshop.train(variants, run)
+            return before
+        finished = runner.train(variants, run)
         interrupted = bool(finished.stopped_at)
         refit, test = refit and not interrupted, test and not interrupted
         groups: dict[Setting, list[Trained]] = {}
@@ -182,61 +234,93 @@ def sweep(
         metrics = {"val": {**chosen.metrics, "mean": best.mean, "deviation": best.deviation}}
         learned = replace(splits, train=whole.train) if refit else splits
         if refit:
-            chosen = workshop.train_again(chosen, learned, Run(None, team), progress)
-        engram, ending = chosen.engram, chosen.ending
+            chosen = runner.train_again(chosen, learned, Run(None, team), progress)
+        engram, ending, final = chosen.engram, chosen.ending, chosen.variant.recipe
         model.attach(engram)
         answers = None
         if test:
             tested = metrics_on_test(model, name, splits, metrics["val"], run, recipe.workers)
             metrics["test"], answers = tested
-        result = {
-            "seconds": time.perf_counter() - began,
-            "metrics": metrics,
-            "unreadable": finished.unreadable,
-            "settings": [asdict(setting) for setting in scored],
-            "best": scored.index(best),
-            "seed": chosen.variant.seed,
-            "ending": ending and asdict(ending),
-            "soup": tried and asdict(tried),
-        }
-        final = workshop.recipe_of(chosen.variant)
+        result = SweepResult.create(
+            engram, run.out,
+            seconds=time.perf_counter() - began, metrics=metrics, unreadable=finished.unreadable,
+            settings=tuple(scored), best=best, seed=final.seed, ending=ending, soup=tried,
+            answers=answers, interrupted=interrupted,
+        )  # fmt: skip
         record = training_record(final, learned, final.lr, ending)
         if tried is not None and tried.kept > 1:
             record["merged"] = tried.lineage
-        _write_tables(run, scored)
-        done = SweepResult.recorded(engram, run.out, result)
-        done = replace(done, answers=answers, interrupted=interrupted)
-        try:
-            run.end(model, done, result, record, finished.stopped_at)
-        except Interrupted:
-            model.detach(name)  # a resumed sweep adds it again
-            raise
-        workshop.clear(run)
-    return done
+        if run.writes:
+            rows = [setting.to_dict() for setting in scored]
+            with contextlib.suppress(EngramError, OSError):  # a full disk: the engram is made
+                run.write("sweep.csv", csv_text(rows))
+                draw_sweep(rows, run.file("sweep.png"))
+        runner.end(run, result, record, finished.stopped_at)
+    return result
 
 
-def sweep_identity(
-    workshop: SweepRunner,
-    variants: Sequence[Variant],
-    *,
-    refit: bool = False,
-    test: bool = False,
-    soup: int = 0,
-) -> str:
-    """Identity of a sweep. It begins with that of its training, which its checkpoint has."""
-    averaged = f" soup={soup}" if soup else ""
-    return f"{workshop.identity(variants)} refit={refit} test={test}{averaged}"
+def spread(lr: float, count: int) -> list[float]:
+    """Learning rates around one, from half of it to twice as much."""
+    return [float(f"{lr * 2 ** (2 * i / (count - 1) - 1):.3g}") for i in range(count)]
 
 
-def _lists(grid: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Lists as settings: none if it is empty, and a number if it is the only one."""
-    return {k: v[0] if len(v) == 1 else list(v) for k, v in grid.items() if v}
-
-
-def _write_tables(run: Run, settings: Sequence[Setting]) -> None:
-    if not run.writes:
+def check_soup(count: int, variants: Sequence[Variant], refit: bool) -> None:
+    """Refuse a soup of so many variants where a sweep has none; 0: no soup was asked for."""
+    if not count:
         return
-    found = [setting.to_dict() for setting in settings]
-    with contextlib.suppress(EngramError, OSError):  # a full disk: the engram was asked for
-        run.write("sweep.csv", csv_text(found))
-        draw_sweep(found, run.file("sweep.png"))
+    if count < 2:
+        raise EngramError(f"{flag('soup')} is {count}; an average needs at least 2 variants.")
+    if refit:
+        raise EngramError(
+            f"{flag('refit')} trains one variant again, and {flag('soup')} averages several; "
+            "leave one of them out."
+        )
+    alike = [one for one in variants if _start(one) == _start(variants[0])]
+    if len(alike) < count:
+        raise EngramError(
+            f"{flag('soup')} is {count}, but only {len(alike)} of the {len(variants)} variants "
+            "begin with the same weights (the same seed and number of cells); give more learning "
+            f"rates or weight decays ({flag('lr')} 0.0005,0.001,0.002)."
+        )
+
+
+def best_soup(
+    trained: Sequence[Trained], best: Trained, count: int, measure: Measure
+) -> tuple[Soup, Trained]:
+    """Try averages, and keep the best by `choice.best_of`: one variant, or an average.
+
+    The averages are of the best two, three, … up to `count` variants, all with the same weight.
+    """
+    alike = [one for one in trained if _start(one.variant) == _start(best.variant)]
+    alike.sort(key=lambda one: (one is not best, -one.score, one.metrics.get("loss", 0.0)))
+    different: dict[str, Trained] = {}
+    for one in alike:
+        different.setdefault(one.engram.content, one)
+    members = list(different.values())[:count]
+    found = [(f"variant {i + 1}", one.engram) for i, one in enumerate(members)]
+    groups = [found[: i + 1] for i in range(1, len(found))]
+    averages = [average(group, normalise_weights((), len(group))) for group in groups]
+    tried = [best, *measure([replace(best, engram=one) for one in averages])]
+    at = best_of(best.measured_by, [one.metrics for one in tried])
+    soup = Soup(
+        values=[one.score for one in tried],
+        losses=[float(one.metrics.get("loss", 0.0)) for one in tried],
+        kept=at + 1,
+        members=[
+            {
+                "task": one.engram.spec.name,
+                "content": one.engram.content,
+                "lr": one.variant.recipe.lr,
+                "weight_decay": one.variant.recipe.weight_decay,
+                "seed": one.variant.recipe.seed,
+            }
+            for one in members
+        ],
+        metric=best.measured_by,
+    )
+    return soup, tried[at]
+
+
+def _start(variant: Variant) -> tuple[int, int]:
+    """Settings that decide the weights that a variant begins with."""
+    return variant.cells, variant.recipe.seed

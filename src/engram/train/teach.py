@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -100,11 +100,13 @@ def teach(
     spec = TaskSpec.create(name, classes, Head())
     if old is None:
         model.check(spec)
-    learned = _features(model, splits, classes, progress)
-    sums = learned.sums
+    features, labels, unreadable = _features(model, splits, classes, progress)
+    sums = FeatureSums.from_features(features, labels, len(classes))
     if old is not None and old.sums is not None:
         sums = old.sums.among(range(len(known)), len(classes)) + sums
-    return _attach(model, spec, sums, learned, began, keep=statistics == "on", out=out)
+    before = None if old is None else old.statistics
+    engram = solve_task(model, spec, sums, (features, labels), statistics == "on", before)
+    return _attach(model, engram, unreadable, began, out)
 
 
 def forget(
@@ -151,9 +153,9 @@ def forget(
             f"{name!r} has no class {summarise_names(unknown)}, so there is nothing to forget of "
             f"it; it has {summarise_names(classes)}."
         )
-    gone = _features(model, splits, classes, progress)
+    features, labels, unreadable = _features(model, splits, classes, progress)
     assert old.sums is not None
-    sums = old.sums - gone.sums
+    sums = old.sums - FeatureSums.from_features(features, labels, len(classes))
     if not sums.possible:
         raise EngramError(
             f"{name!r} has not learned all of these images as what they are called here, so they "
@@ -167,8 +169,8 @@ def forget(
             "needs two; detach it instead, or teach it another class first."
         )
     spec = replace(old.spec, classes=tuple(classes[i] for i in left))
-    nothing = _Learned(gone.features[:0], gone.labels[:0], len(left), gone.unreadable)
-    return _attach(model, spec, sums.only(left), nothing, began, out=out)
+    engram = solve_task(model, spec, sums.only(left), old=old.statistics)
+    return _attach(model, engram, unreadable, began, out)
 
 
 def solve_task(
@@ -225,20 +227,6 @@ def _class_statistics(
     return found if known else None
 
 
-@dataclass(frozen=True, eq=False)
-class _Learned:
-    """Features of images, the numbers of their classes, and those that cannot be read."""
-
-    features: Tensor
-    labels: Tensor
-    classes: int
-    unreadable: Mapping[str, str]
-
-    @property
-    def sums(self) -> FeatureSums:
-        return FeatureSums.from_features(self.features, self.labels, self.classes)
-
-
 def _taught(model: MemoryViT, name: str, what: str) -> Task:
     """The task, which can learn more and forget; one that cannot is an EngramError."""
     task = model.task(name)
@@ -280,8 +268,8 @@ def _group(name: str, images: Any) -> Sequence[Any]:
 
 def _features(
     model: MemoryViT, splits: Splits, classes: Sequence[str], progress: Progress
-) -> _Learned:
-    """Features of the training images: what a linear head is given of them."""
+) -> tuple[Tensor, Tensor, dict[str, str]]:
+    """Features of the training images, the numbers of their classes, and what cannot be read."""
     engine, dataset = TorchEngine(model), splits["train"]
     parts = list(
         embed_batches(
@@ -301,36 +289,23 @@ def _features(
             "The backbone has features that are not finite for these images; choose another."
         )
     numbers = {one: number for number, one in enumerate(classes)}
-    labels = torch.tensor([numbers[one] for one in names])
-    return _Learned(features, labels, len(classes), unreadable)
+    return features, torch.tensor([numbers[one] for one in names]), unreadable
 
 
 def _attach(
     model: MemoryViT,
-    spec: TaskSpec,
-    sums: FeatureSums,
-    learned: _Learned,
+    engram: Engram,
+    unreadable: Mapping[str, str],
     began: float,
-    *,
-    keep: bool = True,
-    out: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None,
 ) -> Result:
-    """Solve the task, put it into the model, and write it."""
-    left_out, old = (learned.features, learned.labels), None
-    if spec.name in model.tasks:
-        old = model.task(spec.name).statistics
-    engram = solve_task(model, spec, sums, left_out, keep, old)
-    if spec.name in model.tasks:
-        model.detach(spec.name)
+    """Put a taught task into the model, in the place of what it was before, and write it."""
+    name = engram.spec.name
+    if name in model.tasks:
+        model.detach(name)
     model.attach(engram)
-    path = None if out is None else model.save(spec.name, Path(out))
-    return Result(
-        task=spec.name,
-        regime=spec.regime,
-        parameters=engram.parameters,
-        seconds=time.perf_counter() - began,
-        metrics=engram.metrics,
-        path=path,
-        unreadable=learned.unreadable,
-        history=[],
+    path = None if out is None else model.save(name, Path(out))
+    seconds = time.perf_counter() - began
+    return Result.create(
+        engram, path, seconds=seconds, metrics=engram.metrics, unreadable=unreadable
     )

@@ -21,15 +21,18 @@ from typing import Any
 
 from engram.data.datasets import Splits
 from engram.errors import EngramError, Interrupted, Notice
+from engram.model import MemoryViT
+from engram.tasks.task_settings import TaskSettings
 from engram.train.callbacks import Callback, Callbacks, RunStart
-from engram.train.recipe_file import RecipeFile
-from engram.train.result import RunResult
+from engram.train.recipe import Recipe
+from engram.train.result import Result
 from engram.train.run import Run
 from engram.util.documents import load_json
 from engram.util.files import make_folder, private, write_atomically
 from engram.util.flag_names import flag
 from engram.util.optional import require
 from engram.util.text import first_line, utf8
+from engram.util.toml import to_toml
 
 
 def history_rows(path: Path) -> list[dict[str, str]]:
@@ -55,6 +58,28 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+class RecipeFile(Callback):
+    """Writes `recipe.toml` into the run's folder: with `--recipe`, the file repeats the run.
+
+    Args:
+        more: What a run does not know of itself, such as how its data was read.
+    """
+
+    def __init__(self, more: Mapping[str, Any] | None = None) -> None:
+        self.more = more or {}
+
+    def started(self, start: RunStart) -> None:
+        path = start.file("recipe.toml", "RecipeFile")
+        settings = {**start.settings, **self.more}
+        given = {name: value for name, value in settings.items() if value not in (None, "", (), [])}
+        command = f"engram {'sweep' if 'seeds' in settings else 'fit'} DATA --task {start.task}"
+        lead = (
+            "# The settings of this run. The same data and this command repeat it:\n"
+            f"# {command} --recipe recipe.toml -o FILE.safetensors\n"
+        )
+        write_atomically(path, utf8(lead + to_toml(given)), owner_only=True)
 
 
 class CSVLog(Callback):
@@ -118,7 +143,7 @@ class TensorBoard(Callback):
         values = [{"tag": name, "simple_value": value} for name, value in _values(row)]
         self._write(step=int(row["step"]), summary={"value": values})
 
-    def finished(self, result: RunResult) -> None:
+    def finished(self, result: Result) -> None:
         self._file.close()
 
     def stopped(self, error: BaseException) -> None:
@@ -230,7 +255,7 @@ class MLflow(Callback):
         metrics = [metric(name, value, now, step) for name, value in values]
         self._client.log_batch(self._kept.run, metrics=metrics)
 
-    def finished(self, result: RunResult) -> None:
+    def finished(self, result: Result) -> None:
         self._send()
         with self._patient("its run lacks the final metrics"):
             self._log(_final(result), self._kept.step)
@@ -281,7 +306,7 @@ class WeightsAndBiases(Callback):
             self._run.log(dict(_values(row)), step=step)
             self._kept.set(self._run.id, step)
 
-    def finished(self, result: RunResult) -> None:
+    def finished(self, result: Result) -> None:
         final = {**dict(_final(result)), "regime": result.regime, "engram": str(result.path)}
         self._run.summary.update(final)
         self._run.finish(exit_code=0)
@@ -312,6 +337,16 @@ def trackers_named(names: Sequence[str]) -> list[Callback]:
     return [TRACKERS[name]() for name in dict.fromkeys(names)]
 
 
+def settings_of(
+    model: MemoryViT, splits: Splits, task: TaskSettings, recipe: Recipe, **others: Any
+) -> dict[str, Any]:
+    """Settings that repeat a run on the same data: backbone, kind, task, recipe, and `others`."""
+    source = model.backbone.source
+    backbone = os.path.abspath(source) if source != "pico" and os.path.exists(source) else source
+    about = {"backbone": backbone, "kind": splits.kind, **task.to_dict(), **recipe.to_dict()}
+    return {**about, **others}
+
+
 def run_callbacks(
     given: Sequence[Callback], task: str, splits: Splits, settings: Mapping[str, Any], run: Run
 ) -> Callbacks:
@@ -334,7 +369,7 @@ def _values(row: Mapping[str, float]) -> Iterator[tuple[str, float]]:
     return ((name, value) for name, value in row.items() if name != "step")
 
 
-def _final(result: RunResult) -> Iterator[tuple[str, float]]:
+def _final(result: Result) -> Iterator[tuple[str, float]]:
     """The metrics of the engram that was kept, by split; those that are one number."""
     for split, metrics in result.metrics.items():
         for name, value in metrics.items():

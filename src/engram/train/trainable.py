@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ def train_only(model: MemoryViT, *names: str) -> list[tuple[str, nn.Parameter]]:
         >>> optimizer = torch.optim.AdamW(parameters, lr=1e-3)
     """
     trained = {id(p) for name in names for p in model.task(name).parameters()}
-    known = {id(p) for p in _known(model)}
+    owners = (model.backbone, *model.tasks.values())
+    known = {id(p) for owner in owners for p in owner.parameters()}
     for path, parameter in model.named_parameters():
         if id(parameter) not in known:
             raise EngramError(
@@ -47,12 +48,6 @@ def train_only(model: MemoryViT, *names: str) -> list[tuple[str, nn.Parameter]]:
         task = model.task(name)
         task.statistics = task.sums = None  # of features and a head that are about to change
     return [(path, p) for path, p in model.named_parameters() if id(p) in trained]
-
-
-def _known(model: MemoryViT) -> Iterator[nn.Parameter]:
-    yield from model.backbone.parameters()
-    for task in model.tasks.values():
-        yield from task.parameters()
 
 
 class ForTrainer(nn.Module):

@@ -21,7 +21,6 @@ from engram.errors import EngramError, Notice
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
 from engram.train.bank import PatchFeed
-from engram.train.calibrate import calibrate
 from engram.train.class_statistics import keep_statistics
 from engram.train.feed_plan import FeedPlan
 from engram.train.feeds import BatchShard, CacheFeed, Feed, open_feed
@@ -84,12 +83,12 @@ class Training:
 
     # The run, from beginning to end
 
-    def whole(self, identity: str = "", transform: Transform | None = None) -> None:
+    def whole(self, identity: str = "") -> None:
         """Train from beginning to end, and complete all tasks.
 
         `identity` says what the run is a run of (`identity_of`): it resumes no other.
         """
-        self.prepare(transform)
+        self.prepare()
         self.begin(identity)
         self.go()
         self.end()
@@ -106,7 +105,7 @@ class Training:
                 estimator = Estimator(one.task.kind, one.measured_by, self.splits)
                 fitted = one.task.head.fitted
                 one.metrics = estimator(one.metrics, one.held_out, rivals, fitted)
-                calibrate(one)
+                one.calibrate()
         keep_statistics(self, learners)
 
     def held_out(self, learner: TaskTrainer, task: str) -> Answers:
@@ -130,13 +129,10 @@ class Training:
         train_only(self.model, *self.names)
         for learner in self.learners:
             learner.prepare(self.splits["train"].labels)
-        model, splits, recipe, team = self.model, self.splits, self.recipe, self.team
-        if self.learners[0].task.kind.one_class:
-            specs = [learner.task.spec for learner in self.learners]
-            plan = FeedPlan(model, specs, splits, recipe, transform)
-            self.feed = PatchFeed(plan, team, self.progress)
-        else:
-            self.feed = open_feed(model, self.names, splits, recipe, team, transform, self.progress)
+        specs = [learner.task.spec for learner in self.learners]
+        plan = FeedPlan(self.model, specs, self.splits, self.recipe, transform)
+        one_class = specs[0].kind_object.one_class
+        self.feed = (PatchFeed if one_class else open_feed)(plan, self.team, self.progress)
         self._keep_together()
         self.steps = self.recipe.steps_for(len(self.splits["train"]))
         self.every = self.recipe.steps_between_evaluations(self.steps, self.feed.per_epoch)

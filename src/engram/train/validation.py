@@ -27,7 +27,6 @@ from engram.data.datasets import Splits
 from engram.tasks.heads import Fitted
 from engram.tasks.kind import Kind
 from engram.tasks.metrics import Pairs, false_alarm_estimate
-from engram.train.choice import tie_margin
 from engram.train.recipe import Recipe
 
 #: Held-out images that are enough: the interval of an accuracy of 85 % is then 8 points wide.
@@ -40,14 +39,17 @@ _Z = 1.645  # of a normal distribution: 90 % are within
 _RESAMPLES = 200
 
 
-def with_held_out(whole: Splits, recipe: Recipe, cross: bool = True) -> Splits:
+def with_held_out(whole: Splits, recipe: Recipe, cross: bool = True, test: bool = False) -> Splits:
     """Splits with held-out images: the data's own validation split, folds, or a share.
 
     Args:
         whole: The data as it was loaded.
         recipe: Says how many folds there are, and whether held-out images are learned in the end.
         cross: Whether several tasks can train together, which folds need.
+        test: Whether there has to be a test split: that should show now, not after an hour.
     """
+    if test:
+        whole["test"]
     images, seed = len(whole["train"]), recipe.data_seed
     if whole.val is not None or not cross or not recipe.refit or recipe.mixup:
         return whole.with_validation(recipe.val_share or SMALLEST, seed)
@@ -83,6 +85,42 @@ class HeldOut(NamedTuple):
         return cls(outputs[order], labels[order], samples[order], failed)
 
 
+# The best of several trained tasks, and which differences are ties
+
+
+def tie_margin(share: Tensor | float, images: int) -> Any:
+    """Half a standard error of a share of so many images: smaller differences are ties."""
+    return 0.5 * (share * (1 - share) / max(1, images)) ** 0.5
+
+
+def noise(score: str, metrics: Mapping[str, Any]) -> float:
+    """Differences of the score below this are ties; every score is, or is like, a share."""
+    share = min(1.0, max(0.0, _number(metrics, score, 0.0)))
+    return float(tie_margin(share, int(metrics["images"])))
+
+
+def ties(score: str, tried: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The best by a metric, and those that it is not clearly better than."""
+    scores = [_number(metrics, score, -math.inf) for metrics in tried]
+    best = scores.index(max(scores))
+    least = scores[best] - noise(score, tried[best])
+    return [i for i, value in enumerate(scores) if value >= least]
+
+
+def best_of(score: str, tried: Sequence[Mapping[str, Any]]) -> int:
+    """The one with the lowest loss among those that tie for the best."""
+    return min(ties(score, tried), key=lambda i: _number(tried[i], "loss", math.inf))
+
+
+def _number(metrics: Mapping[str, Any], name: str, worst: float) -> float:
+    """A metric; the worst there is where it is not a number, or nothing could be measured."""
+    value = float(metrics.get(name, worst))
+    return worst if math.isnan(value) else value
+
+
+# Estimates
+
+
 @dataclass(frozen=True, eq=False)
 class Estimator:
     """Makes estimates for one run: of a kind of task, by the metric that chooses."""
@@ -96,16 +134,9 @@ class Estimator:
     ) -> dict[str, Any]:
         """The metrics of the answers, with the score as an estimate for all images.
 
-        Args:
-            metrics: Those of the answers.
-            answers: Of the candidate that was chosen.
-            tried: Of all candidates that it was chosen from.
-            fitted: Fitted buffers of its head.
-
-        Returns:
-            The metrics; `interval` holds the true score in nine of ten runs, `held_out` is the
-            score as it was measured, `folds` how many there were, and `learned_all` whether the
-            task learned from the held-out images in the end.
+        The answers are those of the best of all that was `tried`. `interval` holds the true score
+        in nine of ten runs, `held_out` is the score as it was measured, `folds` how many there
+        were, and `learned_all` whether the task learned from the held-out images in the end.
         """
         folds, measured = self.splits.folds, float(metrics[self.score])
         found: dict[str, Any] = {
@@ -116,7 +147,8 @@ class Estimator:
         }
         if not len(answers.labels) or math.isnan(measured):
             return {**found, "interval": None}
-        learned = self._learned
+        train, val = len(self.splits["train"]), len(self.splits["val"])
+        learned = train / (train + val) if folds is None else folds.learned_share
         worth = 1 + found["folds"] * (1 - learned) / learned  # answers that are worth one
         if self.kind.one_class and not bool(answers.labels.any()):
             share, low, high = false_alarm_estimate(len(answers.labels))
@@ -131,14 +163,6 @@ class Estimator:
             return {**found, self.score: right, "interval": list(wilson(right, images))}
         right, interval = _for_all_images(right, images, learned)
         return {**found, self.score: right, "interval": interval}
-
-    @property
-    def _learned(self) -> float:
-        """Images that a measured task learned from, of these and those it was measured on."""
-        if self.splits.folds is not None:
-            return self.splits.folds.learned_share
-        train, val = len(self.splits["train"]), len(self.splits["val"])
-        return train / (train + val)
 
     def _resampled(self, answers: HeldOut, fitted: Fitted, worth: float) -> list[float]:
         """The interval of any score, from resampled images, widened by what answers are worth."""
@@ -168,10 +192,8 @@ def leave_one_out_estimate(metrics: Mapping[str, Any], learned: int) -> dict[str
 def _for_all_images(right: float, images: float, learned: float) -> tuple[float, list[float]]:
     """The accuracy of a task that learned from all images, and its interval.
 
-    Args:
-        right: The accuracy of tasks that learned from a share of them.
-        images: How many independent answers those are worth that it was measured with.
-        learned: The share.
+    `right` is that of tasks that learned from a share of them, from answers that are worth as many
+    independent ones as `images` says.
     """
     right = 1 - (1 - right) * learned**POWER
     interval = list(wilson(right, images))

@@ -29,7 +29,7 @@ from engram.train.fit import fit
 from engram.train.identity import identity_of, identity_of_fit
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe, learning_rate
-from engram.train.result import Ending
+from engram.train.result import Ending, Result
 from engram.train.run import Run, has_run_of_another, has_state
 from engram.train.training import Training
 from engram.util.flag_names import flag
@@ -79,10 +79,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Variant:
-    """A setting with one seed."""
+    """A recipe, with its own learning rate, weight decay and seed, and a number of cells."""
 
-    setting: Setting
-    seed: int
+    recipe: Recipe
+    cells: int
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.recipe.lr, self.cells, self.recipe.weight_decay)
 
 
 def grid_of(
@@ -108,9 +112,6 @@ def grid_of(
     for lr in lrs:
         if not 0 < lr < math.inf:
             raise EngramError(f"{flag('lr')} is {lr:g}; it must be a number above 0.")
-        recipe.but(lr=lr)  # is checked there
-    for decay in weight_decays:
-        recipe.but(weight_decay=decay)  # is checked there
     points = list(
         itertools.product(
             dict.fromkeys(lrs) or (learning_rate(recipe, method),),
@@ -124,7 +125,9 @@ def grid_of(
             f"{_MOST_VARIANTS:,} variants that a sweep can have; lower {flag('seeds')}."
         )
     return [
-        Variant(Setting(*point), recipe.seed + seed) for point in points for seed in range(seeds)
+        Variant(recipe.but(lr=lr, weight_decay=decay, seed=recipe.seed + seed), count)
+        for lr, count, decay in points
+        for seed in range(seeds)
     ]
 
 
@@ -133,10 +136,14 @@ class Trained:
     """A variant after training: its validation metrics, its engram, and how training ended."""
 
     variant: Variant
-    metrics: dict[str, Any]
+    metrics: Mapping[str, Any]
     engram: Engram
     ending: Ending | None
-    measured_by: str  # the metric that chooses
+
+    @property
+    def measured_by(self) -> str:
+        """The metric that chooses."""
+        return self.engram.spec.kind_object.score_with(self.variant.recipe.balance)
 
     @property
     def score(self) -> float:
@@ -171,14 +178,14 @@ class SweepRunner:
     def identity(self, variants: Sequence[Variant]) -> str:
         """Identity of the training of these variants, as a hash."""
         tasks = [
-            (self._spec(self.name, variant), variant.setting.lr, variant.setting.weight_decay)
+            (self._spec(self.name, variant), variant.recipe.lr, variant.recipe.weight_decay)
             for variant in variants
         ]
         return identity_of(self.model, tasks, self.splits, self.recipe)
 
     def check_names(self, variants: Sequence[Variant]) -> None:
         """Check that the model takes the task under its name: now, not after an hour."""
-        for variant in {variant.setting.cells: variant for variant in variants}.values():
+        for variant in {variant.cells: variant for variant in variants}.values():
             self._add(self.model, self.name, variant)
             self.model.detach(self.name)
 
@@ -189,13 +196,12 @@ class SweepRunner:
 
     def _in_one_pass(self, variants: Sequence[Variant], run: Run) -> Finished:
         """Train all as streams of one pass."""
-        scratch = self._fresh()
+        scratch = self.scratch()
         learners = []
         for i, variant in enumerate(variants):
             called = f"{self.name[:50]}.{i}"
             self._add(scratch, called, variant)
-            decay = variant.setting.weight_decay
-            learners.append(TaskTrainer(scratch, called, self.recipe, variant.setting.lr, decay))
+            learners.append(TaskTrainer(scratch, called, variant.recipe))
         training = Training(scratch, learners, self.splits, self.recipe, run)
         training.whole(self.identity(variants))
 
@@ -213,7 +219,7 @@ class SweepRunner:
             return [replace(one, metrics=o.metrics, engram=engram_of(o)) for one, o in pairs]
 
         trained = [
-            self._trained(variant, one.metrics, engram_of(one), one.ending)
+            Trained(variant, one.metrics, engram_of(one), one.ending)
             for variant, one in zip(variants, learners, strict=True)
         ]
         return Finished(trained, training.unreadable, measure, training.stopped_at)
@@ -225,14 +231,14 @@ class SweepRunner:
         trained, stopped_at = list[Trained](), ""
         for i, variant in enumerate(variants):
             try:
-                part = Part(run.callbacks, i, len(variants))
+                part = [Part(run.callbacks, i, len(variants))]
                 one, bad = self.one(f"{i}", variant, run, run.progress, part)
             except Interrupted as error:
                 so_far = error.result
                 if so_far is None or so_far.path is None:
                     raise
-                engram, bad = read_engram(so_far.path), dict(so_far.unreadable)
-                one = self._trained(variant, so_far.metrics["val"], engram, so_far.ending)
+                engram, bad = read_engram(so_far.path), so_far.unreadable
+                one = Trained(variant, so_far.metrics["val"], engram, so_far.ending)
                 stopped_at = f"variant {i + 1} of {len(variants)}"
             trained.append(one)
             if bad:
@@ -250,7 +256,7 @@ class SweepRunner:
 
     def _measured(self, one: Trained, progress: Progress) -> Trained:
         """Measure an engram of this task on the validation images."""
-        scratch = self._fresh()
+        scratch = self.scratch()
         scratch.attach(one.engram)
         learner = TaskTrainer(scratch, self.name, self.recipe)
         run = Run(None, self.team, progress=progress)
@@ -277,10 +283,10 @@ class SweepRunner:
         variant: Variant,
         run: Run,
         progress: Progress,
-        callback: Callback | None = None,
-    ) -> tuple[Trained, dict[str, str]]:
+        callbacks: Sequence[Callback] = (),
+    ) -> tuple[Trained, Mapping[str, str]]:
         """Train one variant, or read it from disk if it is done; and what it could not read."""
-        scratch, recipe = self._fresh(), self.recipe_of(variant)
+        scratch, recipe = self.scratch(), variant.recipe
         self._add(scratch, self.name, variant)
         out = None if run.folder is None else run.folder / f"variant-{called}.safetensors"
         resume = out is not None and has_state(out)
@@ -296,11 +302,11 @@ class SweepRunner:
         result = fit(
             scratch, self.name, self.splits, recipe,
             out=out, resume=resume, overwrite=True, team=self.team, progress=progress,
-            callbacks=[] if callback is None else [callback],
+            callbacks=callbacks,
         )  # fmt: skip
         engram = scratch.engram(self.name)
-        trained = self._trained(variant, result.metrics["val"], engram, result.ending)
-        return trained, dict(result.unreadable)
+        trained = Trained(variant, result.metrics["val"], engram, result.ending)
+        return trained, result.unreadable
 
     def train_again(self, before: Trained, splits: Splits, run: Run, progress: Progress) -> Trained:
         """Train one variant once more, on other splits, for as many epochs as before.
@@ -309,8 +315,8 @@ class SweepRunner:
         among those it learns from, so that they decide nothing: it gets the temperature, thresholds
         and scale of familiarity that were found before.
         """
-        scratch, variant, ending = self._fresh(), before.variant, before.ending
-        recipe = self.recipe_of(variant).but(patience=0, calibrate="off")
+        scratch, variant, ending = self.scratch(), before.variant, before.ending
+        recipe = variant.recipe.but(patience=0, calibrate="off")
         self._add(scratch, self.name, variant)
         if ending is not None and ending.early:
             per_epoch = -(-len(splits["train"]) // recipe.batch)
@@ -328,13 +334,16 @@ class SweepRunner:
         if task.statistics is not None:
             task.statistics.quantiles.copy_(found["statistics.quantiles"])
         engram = scratch.engram(self.name)
-        return self._trained(variant, result.metrics["val"], engram, result.ending)
+        return Trained(variant, result.metrics["val"], engram, result.ending)
 
-    def _trained(
-        self, variant: Variant, metrics: Mapping[str, Any], engram: Engram, ending: Ending | None
-    ) -> Trained:
-        measured_by = engram.spec.kind_object.score_with(self.recipe.balance)
-        return Trained(variant, dict(metrics), engram, ending, measured_by)
+    def end(self, run: Run, result: Result, training: Mapping[str, Any], stopped_at: str) -> None:
+        """`Run.end`, and remove what was kept of variants; a resumed run adds the task again."""
+        try:
+            run.end(self.model, result, training, stopped_at)
+        except Interrupted:
+            self.model.detach(self.name)
+            raise
+        self.clear(run)
 
     def clear(self, run: Run) -> None:
         """Remove what was kept of every variant: the best is written elsewhere by now."""
@@ -344,11 +353,8 @@ class SweepRunner:
             else:
                 path.unlink()
 
-    def recipe_of(self, variant: Variant) -> Recipe:
-        setting = variant.setting
-        return self.recipe.but(lr=setting.lr, weight_decay=setting.weight_decay, seed=variant.seed)
-
-    def _fresh(self) -> MemoryViT:
+    def scratch(self) -> MemoryViT:
+        """A model for trials, with the tasks that theirs may extend."""
         scratch = MemoryViT(self.model.backbone)
         if self.task.extends:
             for name in self.model.tasks:
@@ -357,10 +363,10 @@ class SweepRunner:
 
     def _add(self, scratch: MemoryViT, called: str, variant: Variant) -> None:
         spec = self._spec(called, variant)
-        scratch.add(spec, class_init=self.task.class_init, seed=variant.seed)
+        scratch.add(spec, class_init=self.task.class_init, seed=variant.recipe.seed)
 
     def _spec(self, called: str, variant: Variant) -> TaskSpec:
         settings = self.task
         if "cells" in method_class(settings.regime).setting_names():
-            settings = settings.but(cells=variant.setting.cells)
+            settings = settings.but(cells=variant.cells)
         return self.splits.task_spec(called, settings.method(), settings.extends)
