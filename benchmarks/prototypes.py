@@ -54,10 +54,10 @@ from engram.train import solve
 from engram.train.auto import RATES, shorter_recipe
 from engram.train.dual_solver import Block
 from engram.train.feeds import BatchShard
-from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
 from engram.train.run import Run
 from engram.train.seen import Columns, Seen
+from engram.train.task_trainer import TaskTrainer
 from engram.train.training import Training
 from engram.util.processes import ProcessGroup
 from engram.vit import ViT

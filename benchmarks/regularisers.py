@@ -43,9 +43,9 @@ from engram.model import MemoryViT
 from engram.tasks.heads import TaskHead
 from engram.train.feed_plan import FeedPlan
 from engram.train.feeds import CacheFeed
-from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
 from engram.train.run import Run
+from engram.train.task_trainer import TaskTrainer
 from engram.train.training import Training
 from engram.util.processes import ProcessGroup
 from engram.vit import ViT
@@ -288,11 +288,11 @@ def run(name: str, regime: str, row: Row) -> Record:
         training.begin("")
         training.go()
         last = _measured(training, every)
-        for learner in every:
-            learner.swap_average()
+        for trainer in every:
+            trainer.swap_average()
         averaged = _measured(training, every)
-        for learner in every:
-            learner.swap_average()
+        for trainer in every:
+            trainer.swap_average()
         training.end()
         kept = _measured(training, every)
     return {
@@ -305,14 +305,14 @@ def record_name(name: str, regime: str, row: Row) -> str:
     return f"{name} {regime} {row.name}"
 
 
-def _measured(training: Training, learners: Sequence[TaskTrainer]) -> list[list[float]]:
-    training.measure(learners)
+def _measured(training: Training, trainers: Sequence[TaskTrainer]) -> list[list[float]]:
+    training.measure(trainers)
     return [
         [
             round(100 * float(one.metrics["miou" if "miou" in one.metrics else "accuracy"]), 2),
             round(float(one.metrics["loss"]), 4),
         ]
-        for one in learners
+        for one in trainers
     ]
 
 

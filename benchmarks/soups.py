@@ -29,9 +29,9 @@ from benchmarks.report import markdown_table
 from engram.methods import METHODS
 from engram.model import MemoryViT
 from engram.train.feed_plan import FeedPlan
-from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
 from engram.train.run import Run
+from engram.train.task_trainer import TaskTrainer
 from engram.train.training import Training
 from engram.util.processes import ProcessGroup
 
@@ -49,17 +49,17 @@ def trained(name: str, regime: str, order: int) -> dict[Trained, Weights]:
     if not kept.exists():
         splits, model = datasets.splits(name, 224, 4_000), MemoryViT(datasets.backbone(224))
         recipe = Recipe(epochs=EPOCHS, data_seed=order, evaluations=5, workers=0)
-        learners = {}
+        trainers = {}
         for seed in (0, 1):
             for i, lr in enumerate(RATES[regime]):
                 if regime == "side" and seed and i != 1:
                     continue
                 model.add(splits.task_spec(f"{seed}.{i}", METHODS[regime]()), seed=seed)
-                learners[order, seed, i] = TaskTrainer(model, f"{seed}.{i}", recipe.but(lr=lr))
-        tried = list(learners.values())
+                trainers[order, seed, i] = TaskTrainer(model, f"{seed}.{i}", recipe.but(lr=lr))
+        tried = list(trainers.values())
         Training(model, tried, splits, recipe, Run(None, ProcessGroup())).whole()
         kept.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({run: one.task.tensors() for run, one in learners.items()}, kept)
+        torch.save({run: one.task.tensors() for run, one in trainers.items()}, kept)
     found: dict[Trained, Weights] = torch.load(kept, weights_only=True)
     return found
 

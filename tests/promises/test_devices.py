@@ -18,8 +18,8 @@ from torch import Tensor
 from engram import MemoryViT, Recipe
 from engram.inference.engine import TorchEngine, on_cpu, stack_views
 from engram.train.feeds import BatchShard
-from engram.train.learner import TaskTrainer
 from engram.train.mixup import Mixup, parts
+from engram.train.task_trainer import TaskTrainer
 from engram.train.trainable import train_only
 from engram.util.devices import device_for
 
@@ -79,23 +79,23 @@ def test_a_training_step_leaves_no_tensor_on_the_cpu_and_looks_at_no_value(
 ) -> None:
     model = model_of(GRAPHS[graph], depth=2).to(META).train()
     for name in names:
-        learner = stepped(model, name, Recipe(optimizer=optimizer, clip=1.0, ema=0.9))
-        assert any(p.grad is not None for p in learner.parameters)
-        assert {p.grad.device for p in learner.parameters if p.grad is not None} == {META}
+        trainer = stepped(model, name, Recipe(optimizer=optimizer, clip=1.0, ema=0.9))
+        assert any(p.grad is not None for p in trainer.parameters)
+        assert {p.grad.device for p in trainer.parameters if p.grad is not None} == {META}
 
 
 def stepped(model: MemoryViT, name: str, recipe: Recipe) -> TaskTrainer:
-    """A learner after one step: forward, loss, backward and update."""
+    """A trainer after one step: forward, loss, backward and update."""
     train_only(model, name)
-    learner, device = TaskTrainer(model, name, recipe), model.backbone.device
-    share = share_for(learner.task.kind.name, len(learner.task.spec.classes))
-    mixup = Mixup.drawn(3, 0.2, [0]) if learner.task.kind.mixes else None
+    trainer, device = TaskTrainer(model, name, recipe), model.backbone.device
+    share = share_for(trainer.task.kind.name, len(trainer.task.spec.classes))
+    mixup = Mixup.drawn(3, 0.2, [0]) if trainer.task.kind.mixes else None
     for inputs, targets, _ in parts(share, 2, mixup, device):
         pixels = stack_views(inputs.unbind(), model.preprocessing, device)
-        loss = learner.loss(model(pixels, tasks=[name])[name], targets)
+        loss = trainer.loss(model(pixels, tasks=[name])[name], targets)
         loss.backward()
-    learner.step(0, 10)
-    return learner
+    trainer.step(0, 10)
+    return trainer
 
 
 # Where there is an accelerator
@@ -133,8 +133,8 @@ def test_an_accelerator_answers_in_half_precision(precision: str) -> None:
 
 @accelerator
 def test_an_accelerator_learns_as_the_cpu_does() -> None:
-    learners = [
+    trainers = [
         stepped(model_of(FAMILY).to(device_for(name)).train(), "task3", Recipe(optimizer="sgd"))
         for name in ("cpu", "auto")
     ]
-    assert close(learners[0].parameters, learners[1].parameters, by=1e-3)
+    assert close(trainers[0].parameters, trainers[1].parameters, by=1e-3)

@@ -13,8 +13,8 @@ import engram
 from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits, load
 from engram.train.feeds import BatchShard
-from engram.train.learner import TaskTrainer
 from engram.train.mixup import Mixup, parts
+from engram.train.task_trainer import TaskTrainer
 
 CPU = torch.device("cpu")
 QUICK = Recipe(steps=8, batch=16, workers=0)
@@ -47,14 +47,14 @@ def test_a_batch_is_mixed_the_same_in_parts(dtype: torch.dtype) -> None:
 
 
 def test_the_loss_is_that_of_the_mixed_label(small_backbone: Path, colours: Path) -> None:
-    learner = TaskTrainer(
+    trainer = TaskTrainer(
         start(small_backbone, load(colours)), "colours", Recipe(label_smoothing=0.1)
     )
     logits, share = torch.randn(4, 3), torch.rand(4)
     first, second = torch.tensor([0, 1, 2, 1]), torch.tensor([2, 1, 0, 0])
     soft = share[:, None] * F.one_hot(first, 3) + (1 - share[:, None]) * F.one_hot(second, 3)
     expected = F.cross_entropy(logits, soft, reduction="sum", label_smoothing=0.1)
-    found = learner.loss(logits, [(first, share), (second, 1 - share)])
+    found = trainer.loss(logits, [(first, share), (second, 1 - share)])
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 
 

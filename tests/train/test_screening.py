@@ -8,9 +8,9 @@ import pytest
 
 from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits
-from engram.train.learner import TaskTrainer
 from engram.train.run import Run
 from engram.train.screening import Screening, Trial
+from engram.train.task_trainer import TaskTrainer
 from engram.util.processes import ProcessGroup
 
 RECIPE = Recipe(epochs=12, steps=40, batch=16, workers=0, evaluations=20, patience=20)
@@ -54,7 +54,7 @@ def test_the_best_is_trained_from_the_beginning(screen: Screen) -> None:
     assert all("accuracy" in one.metrics for one in training.trials.values())
     assert training.names == ["1-side"]
     trainable = [p for p in training.model.parameters() if p.requires_grad]
-    assert len(trainable) == len(training.learners[0].parameters)
+    assert len(trainable) == len(training.trainers[0].parameters)
 
 
 def test_a_rate_waits_until_the_one_beside_it_is_the_best(screen: Screen) -> None:
@@ -85,6 +85,6 @@ def test_scouts_that_diverge_one_after_the_other_are_a_sentence(
     screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One at every validation, until none is left."""
-    monkeypatch.setattr(Screening, "_diverged", lambda self: list(self.learners[:1]))
+    monkeypatch.setattr(Screening, "_diverged", lambda self: list(self.trainers[:1]))
     with pytest.raises(EngramError, match="use a lower one"):
         screen(("side", 0.001, False), ("side", 0.003, False))

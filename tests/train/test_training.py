@@ -14,8 +14,8 @@ from torch import Tensor
 import engram
 from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits, load
-from engram.train.learner import TaskTrainer
 from engram.train.run import Run
+from engram.train.task_trainer import TaskTrainer
 from engram.train.training import Training
 from engram.util.processes import ProcessGroup, dtype_for
 
@@ -32,9 +32,9 @@ def test_a_training_changes_nothing_before_it_is_prepared(
         model.add_task(name, splits.classes, 2, seed=0)
     model.eval()
     before, trains = state(model), [p.requires_grad for p in model.parameters()]
-    learner = TaskTrainer(model, "colours", QUICK)
+    trainer = TaskTrainer(model, "colours", QUICK)
     held = splits.with_validation()
-    training = Training(model, [learner], held, QUICK, Run(None, ProcessGroup()))
+    training = Training(model, [trainer], held, QUICK, Run(None, ProcessGroup()))
     assert same(before, state(model))
     assert [p.requires_grad for p in model.parameters()] == trains
     assert not model.training

@@ -24,8 +24,8 @@ from engram.tasks.calibration import best_temperature, temperature
 from engram.tasks.class_statistics import student_quantile
 from engram.tasks.kinds import KINDS
 from engram.train.fit import _with_folds
-from engram.train.learner import fold_trainers
 from engram.train.run import Run
+from engram.train.task_trainer import fold_trainers
 from engram.train.training import Training
 from engram.train.validation import Estimator, HeldOut, wilson, with_held_out
 from engram.util.processes import ProcessGroup

@@ -25,9 +25,9 @@ from benchmarks.paper.runs.settings import SEEDS
 from benchmarks.report import markdown_table
 from engram.data.datasets import Dataset, Splits
 from engram.model import MemoryViT
-from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
 from engram.train.run import Run
+from engram.train.task_trainer import TaskTrainer
 from engram.train.training import Training
 from engram.util.processes import ProcessGroup
 
@@ -99,7 +99,7 @@ class Extension:
         train_images = splits["train"]
         train_images = train_images.subset(np.arange(round(self.share * len(train_images))))
         splits = replace(splits, train=train_images)
-        learners = self._train_second(model, splits, recipe, team)
+        trainers = self._train_second(model, splits, recipe, team)
         record: Record = {
             "set": self.data,
             "share": self.share,
@@ -108,7 +108,7 @@ class Extension:
             "first": {"groups": list(groups.classes), "val": first.metrics["accuracy"]},
         }
         for way in WAYS:
-            best = max((learners[way, lr] for lr in MASKED_RATES), key=_score)
+            best = max((trainers[way, lr] for lr in MASKED_RATES), key=_score)
             tested = score_test_images(model, [best.name], splits, recipe, team)[best.name]
             record[way] = {
                 "lr": best.lr,
@@ -123,27 +123,27 @@ class Extension:
         self, model: MemoryViT, groups: Splits, recipe: Recipe, team: ProcessGroup
     ) -> TaskTrainer:
         model.add_task("first", groups.classes, 5, seed=self.seed)
-        learner = TaskTrainer(model, "first", recipe)
-        Training(model, [learner], groups, recipe, Run(None, team)).whole()
-        return learner
+        trainer = TaskTrainer(model, "first", recipe)
+        Training(model, [trainer], groups, recipe, Run(None, team)).whole()
+        return trainer
 
     def _train_second(
         self, model: MemoryViT, splits: Splits, recipe: Recipe, team: ProcessGroup
     ) -> dict[tuple[str, float], TaskTrainer]:
         """The second task both ways at every learning rate, in one pass."""
-        learners = {}
+        trainers = {}
         for way in WAYS:
             for lr in MASKED_RATES:
                 name = f"{way}-{lr:g}"
                 extends = ["first"] if way == "extended" else []
                 model.add_task(name, splits.classes, 5, extends=extends, seed=self.seed)
-                learners[way, lr] = TaskTrainer(model, name, recipe.but(lr=lr))
-        Training(model, list(learners.values()), splits, recipe, Run(None, team)).whole()
-        return learners
+                trainers[way, lr] = TaskTrainer(model, name, recipe.but(lr=lr))
+        Training(model, list(trainers.values()), splits, recipe, Run(None, team)).whole()
+        return trainers
 
 
-def _score(learner: TaskTrainer) -> tuple[float, float]:
-    return learner.metrics["accuracy"], -learner.metrics["loss"]
+def _score(trainer: TaskTrainer) -> tuple[float, float]:
+    return trainer.metrics["accuracy"], -trainer.metrics["loss"]
 
 
 def jobs() -> list[Extension]:

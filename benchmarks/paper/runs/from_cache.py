@@ -23,9 +23,9 @@ from engram.model import MemoryViT
 from engram.tasks.metrics import classification_metrics
 from engram.train.feed_plan import FeedPlan
 from engram.train.feeds import open_feed
-from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
 from engram.train.run import Run
+from engram.train.task_trainer import TaskTrainer
 from engram.train.training import Training
 from engram.util.processes import ProcessGroup
 
@@ -119,20 +119,20 @@ class TrainedVariants:
             variant: variant[0].add_to(self.model, name, self.seed)
             for variant, name in self.names.items()
         }
-        learners = {variant: self._learner(variant) for variant in self.names}
+        trainers = {variant: self._learner(variant) for variant in self.names}
         for masked in (False, True):  # heads read so little of the cache that they go separately
-            group = [one for v, one in learners.items() if METHODS[v[0].regime].streams == masked]
+            group = [one for v, one in trainers.items() if METHODS[v[0].regime].streams == masked]
             if group:
                 run = Run(None, self.team)
                 Training(self.model, group, self.splits, self.recipe, run).whole()
-        self.val = {variant: learner.metrics for variant, learner in learners.items()}
+        self.val = {variant: trainer.metrics for variant, trainer in trainers.items()}
 
     def _learner(self, variant: Variant) -> TaskTrainer:
         setting, lr = variant
-        learner = TaskTrainer(self.model, self.names[variant], self.recipe.but(lr=lr))
+        trainer = TaskTrainer(self.model, self.names[variant], self.recipe.but(lr=lr))
         if setting.head_rate != 1:
-            _scale_head_rate(learner, setting.head_rate)
-        return learner
+            _scale_head_rate(trainer, setting.head_rate)
+        return trainer
 
     def save(self, variant: Variant, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,17 +185,17 @@ def score_test_images(
     return {name: classification_metrics((torch.cat(answers[name]), every)) for name in names}
 
 
-def _scale_head_rate(learner: TaskTrainer, factor: float) -> None:
+def _scale_head_rate(trainer: TaskTrainer, factor: float) -> None:
     """Let the head learn at a multiple of the learning rate of everything else."""
-    (group,) = learner.optimizer.param_groups
-    head = {id(p) for p in learner.task.head.parameters()}
-    both = [p for p in group["params"] if id(p) not in head], list(learner.task.head.parameters())
-    learner.optimizer.param_groups[:] = [{**group, "params": params} for params in both]
+    (group,) = trainer.optimizer.param_groups
+    head = {id(p) for p in trainer.task.head.parameters()}
+    both = [p for p in group["params"] if id(p) not in head], list(trainer.task.head.parameters())
+    trainer.optimizer.param_groups[:] = [{**group, "params": params} for params in both]
 
     def scale(optimizer: torch.optim.Optimizer, *_: object) -> None:
         optimizer.param_groups[1]["lr"] *= factor
 
-    learner.optimizer.register_step_pre_hook(scale)
+    trainer.optimizer.register_step_pre_hook(scale)
 
 
 # Groups of settings that are trained together

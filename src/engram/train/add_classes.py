@@ -25,15 +25,15 @@ from engram.store.format import read_engram
 from engram.store.remote import single_engram_path
 from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.task import Task
-from engram.train.class_statistics import features_of, keep_statistics
 from engram.train.feeds import BatchShard, KnownFeatures
 from engram.train.fit import metrics_on_test, training_record
-from engram.train.learner import TaskTrainer
+from engram.train.image_statistics import features_of, keep_statistics
 from engram.train.recipe import Recipe
 from engram.train.result import Result
 from engram.train.run import Run
 from engram.train.seen import PLAIN, Columns
 from engram.train.solve import Solver
+from engram.train.task_trainer import TaskTrainer
 from engram.train.training import Training
 from engram.train.validation import HeldOut, with_held_out
 from engram.util.flag_names import flag
@@ -112,13 +112,13 @@ def add_classes(
     check_fits(grown.spec, splits, same_ignore=True)
     with run:
         run.clear()
-        learner = TaskTrainer(scratch, name, recipe)
-        training = Training(scratch, [learner], splits, recipe, Run(None, team, progress=progress))
+        trainer = TaskTrainer(scratch, name, recipe)
+        training = Training(scratch, [trainer], splits, recipe, Run(None, team, progress=progress))
         training.prepare()
         training.begin("")
-        answers = _solve(training, learner, statistics)
-        metrics = _measure(training, learner, answers, known)
-        keep_statistics(training, [learner], statistics)
+        answers = _solve(training, trainer, statistics)
+        metrics = _measure(training, trainer, answers, known)
+        keep_statistics(training, [trainer], statistics)
         made = scratch.engram(name)
         if replaces:
             model.detach(name)
@@ -194,14 +194,14 @@ def _grown(
     return task, statistics
 
 
-def _solve(training: Training, learner: TaskTrainer, old: ClassStatistics) -> HeldOut:
+def _solve(training: Training, trainer: TaskTrainer, old: ClassStatistics) -> HeldOut:
     """Solve the head; returns its answers for the validation images, and for drawn old ones."""
     training.progress("reading features", 0, 0)
-    recipe, team, feed, task = training.recipe, training.team, training.feed, learner.task
+    recipe, team, feed, task = training.recipe, training.team, training.feed, trainer.task
     views = max(1, recipe.views)
     shares = (share for i in range(views) for share in feed.epoch(i, 0, balanced=False))
-    new = _gathered(training, shares, learner.name)
-    val = _gathered(training, feed.validation(), learner.name)
+    new = _gathered(training, shares, trainer.name)
+    val = _gathered(training, feed.validation(), trainer.name)
     known = int((old.counts > 0).sum())
     train = _with_drawn(new, old, _TRAIN, min(_EACH, max(20, _ALL // max(1, known))))
     each = max(1, round(len(val[1]) / len(set(val[1].tolist()))))
@@ -211,7 +211,7 @@ def _solve(training: Training, learner: TaskTrainer, old: ClassStatistics) -> He
     training.progress("solving", 0, 0)
     columns = Columns(task.head.in_features)
     solver = Solver(
-        training.model, learner.name, known_features, training.splits, recipe, team, columns
+        training.model, trainer.name, known_features, training.splits, recipe, team, columns
     )
     rows = torch.bincount(train[1], minlength=len(task.spec.classes)).float()
     images = rows / views  # that a class counts for: drawn ones, as many as the class had
@@ -252,16 +252,16 @@ def _share(task: Task, images: tuple[Tensor, Tensor], team: ProcessGroup) -> Bat
 
 
 def _measure(
-    training: Training, learner: TaskTrainer, answers: HeldOut, known: int
+    training: Training, trainer: TaskTrainer, answers: HeldOut, known: int
 ) -> dict[str, dict[str, Any]]:
     """Calibrate on all of these, and measure the new classes and the old ones by themselves."""
-    task, at = learner.task, 1.0
+    task, at = trainer.task, 1.0
     logits, labels = answers.outputs, answers.labels
     if training.recipe.calibrate == "on":
         at = task.kind.temperature(logits, labels)
         task.head.divide(at)
-    training.measure([learner])
-    metrics = {"val": learner.metrics}
+    training.measure([trainer])
+    metrics = {"val": trainer.metrics}
     if at != 1.0:
         new = labels >= known
         before = task.kind.metrics((logits[new], labels[new]), {})["ece"]

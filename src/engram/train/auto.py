@@ -41,7 +41,6 @@ from engram.tasks.task_settings import TaskSettings
 from engram.train.callbacks import Callback
 from engram.train.fit import metrics_on_test, training_record
 from engram.train.identity import identity_of
-from engram.train.learner import TaskTrainer, fold_trainers
 from engram.train.own_pass import best_own_pass, check_own_pass, suggestion
 from engram.train.recipe import Recipe
 from engram.train.result import Result, Tried
@@ -49,6 +48,7 @@ from engram.train.run import Run
 from engram.train.screening import Screening, Trial
 from engram.train.seen import PLAIN, Seen
 from engram.train.solve import Solution, Solver
+from engram.train.task_trainer import TaskTrainer, fold_trainers
 from engram.train.trackers import run_callbacks, settings_of
 from engram.train.training import Training
 from engram.train.validation import best_of, ties, with_held_out

@@ -24,12 +24,12 @@ from engram.tasks.task_settings import TaskSettings
 from engram.train.bank import fill_banks
 from engram.train.callbacks import Callback
 from engram.train.identity import identity_of_fit
-from engram.train.learner import fold_trainers
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.result import Ending, Result
 from engram.train.run import Run
 from engram.train.seen import Seen
 from engram.train.solve import Solver
+from engram.train.task_trainer import fold_trainers
 from engram.train.trackers import run_callbacks, settings_of
 from engram.train.training import Training
 from engram.train.validation import HeldOut, with_held_out
@@ -135,19 +135,19 @@ def fit(
                 training.go()
                 training.end()
             training.complete(trainers, rivals)
-        learner = trainers[-1]
-        metrics, answers = {"val": learner.metrics}, training.held_out(learner, name)
+        trainer = trainers[-1]
+        metrics, answers = {"val": trainer.metrics}, training.held_out(trainer, name)
         if test and not training.interrupted:
             metrics["test"], answers = metrics_on_test(
-                model, name, splits, learner.metrics, run, recipe.workers, transform
+                model, name, splits, trainer.metrics, run, recipe.workers, transform
             )
         result = Result.create(
             model.eval().engram(name), run.out,
             seconds=time.perf_counter() - began, metrics=metrics, unreadable=training.unreadable,
-            history=training.history, ending=learner.ending, answers=answers,
+            history=training.history, ending=trainer.ending, answers=answers,
             interrupted=training.interrupted,
         )  # fmt: skip
-        record = training_record(recipe, splits, None if solved else learner.lr, learner.ending)
+        record = training_record(recipe, splits, None if solved else trainer.lr, trainer.ending)
         return run.end(model, result, record, training.stopped_at)
 
 

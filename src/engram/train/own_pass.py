@@ -25,10 +25,10 @@ from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.tasks.kinds import KINDS
 from engram.tasks.task_settings import TaskSettings
-from engram.train.learner import TaskTrainer
 from engram.train.recipe import learning_rate
 from engram.train.result import Tried
 from engram.train.run import Run
+from engram.train.task_trainer import TaskTrainer
 from engram.train.validation import Estimator, HeldOut, best_of, ties
 from engram.train.variants import SweepRunner, Trained, Variant
 from engram.util.flag_names import flag

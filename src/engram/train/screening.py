@@ -12,9 +12,9 @@ import torch
 from engram.data.datasets import Splits
 from engram.data.loader import Transform
 from engram.model import MemoryViT
-from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
 from engram.train.run import Run
+from engram.train.task_trainer import TaskTrainer
 from engram.train.trainable import train_only
 from engram.train.training import Training
 from engram.train.validation import HeldOut, best_of, noise
@@ -69,7 +69,7 @@ class Screening(Training):
     def prepare(self, transform: Transform | None = None) -> None:
         super().prepare(transform)
         for trainer in self._everyone().values():
-            if trainer not in self.learners:
+            if trainer not in self.trainers:
                 trainer.prepare(self.splits["train"].labels)
 
     def _everyone(self) -> dict[str, TaskTrainer]:
@@ -104,32 +104,32 @@ class Screening(Training):
         super()._evaluate()
         enough = _SCOUT_EPOCHS * self.recipe.epochs * self.feed.per_epoch
         enough = min(enough, _SCOUT_STEPS * (self.steps - self.first)) - self.every / 2
-        if self.step - self.first >= enough or all(one.done for one in self.learners):
+        if self.step - self.first >= enough or all(one.done for one in self.trainers):
             self._record_scouts()
             self._end_round()
 
     def _without_diverged(self) -> bool:
         """Go on without scouts whose rate is too high; whether there are others."""
         diverged = self._diverged()
-        others = [one for one in self.learners if one not in diverged]
+        others = [one for one in self.trainers if one not in diverged]
         if not others and not any(self.scouted.values()):
             self._refuse_divergence()
         if diverged and others:
-            losses = [self.losses[self.learners.index(one)] for one in others]
+            losses = [self.losses[self.trainers.index(one)] for one in others]
             self._train_only(others)
             self.losses = torch.stack(losses)
         self.scouted.update({one.name: {} for one in diverged})
         return bool(others)
 
     def _record_scouts(self) -> None:
-        for one in self.learners:
+        for one in self.trainers:
             self.scouted.setdefault(one.name, {**one.metrics, "epochs": self._epochs})
 
     def _end_round(self) -> None:
         """Send one more scout, or train the trial of the best, or end here."""
         names = [name for name, metrics in self.scouted.items() if metrics]
         metrics = [self.scouted[name] for name in names]
-        score = self.learners[0].measured_by
+        score = self.trainers[0].measured_by
         best = best_of(score, metrics)
         neighbour = self._waiting_beside(names[best])
         if metrics[best][score] < self.to_beat - _HOPELESS * noise(score, metrics[best]):
@@ -150,14 +150,14 @@ class Screening(Training):
                 return one.scout
         return None
 
-    def _start(self, learners: Sequence[TaskTrainer]) -> None:
+    def _start(self, trainers: Sequence[TaskTrainer]) -> None:
         """Train these and no others, from the beginning."""
         planned = self.steps - self.first
-        self._train_only(learners)
+        self._train_only(trainers)
         self.first, self.steps = self.step, self.step + planned
 
-    def _train_only(self, learners: Sequence[TaskTrainer]) -> None:
-        self._take(learners)
+    def _train_only(self, trainers: Sequence[TaskTrainer]) -> None:
+        self._take(trainers)
         train_only(self.model, *self.names)
 
     def about(self) -> dict[str, Any]:

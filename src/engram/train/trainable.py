@@ -68,11 +68,11 @@ class ForTrainer(nn.Module):
         EngramError: No task of this name is attached.
 
     Examples:
-        >>> learner = engram.ForTrainer(model, "flowers")
-        >>> out = learner(torch.rand(2, 3, 32, 32), labels=torch.tensor([0, 1]))
+        >>> trainer = engram.ForTrainer(model, "flowers")
+        >>> out = trainer(torch.rand(2, 3, 32, 32), labels=torch.tensor([0, 1]))
         >>> out.logits.shape, out.loss.requires_grad
         (torch.Size([2, 2]), True)
-        >>> path = learner.save("flowers.safetensors")
+        >>> path = trainer.save("flowers.safetensors")
     """
 
     def __init__(self, model: MemoryViT, task: str) -> None:

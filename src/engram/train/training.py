@@ -1,4 +1,4 @@
-"""The training loop: learners that take steps, are validated, checkpointed and finished."""
+"""The training loop: trainers that take steps, are validated, checkpointed and finished."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from engram.errors import EngramError, Notice
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
 from engram.train.bank import PatchFeed
-from engram.train.class_statistics import keep_statistics
 from engram.train.feed_plan import FeedPlan
 from engram.train.feeds import BatchShard, CacheFeed, Feed, open_feed
-from engram.train.learner import TaskTrainer
+from engram.train.image_statistics import keep_statistics
 from engram.train.mixup import Mixup, parts
 from engram.train.recipe import Recipe
 from engram.train.run import Run
+from engram.train.task_trainer import TaskTrainer
 from engram.train.trainable import train_only
 from engram.train.validation import Estimator, HeldOut
 from engram.util.devices import to_device
@@ -51,35 +51,35 @@ class Training:
     def __init__(
         self,
         model: MemoryViT,
-        learners: Sequence[TaskTrainer],
+        trainers: Sequence[TaskTrainer],
         splits: Splits,
         recipe: Recipe,
         run: Run,
     ) -> None:
         self.model, self.splits, self.recipe, self.run = model, splits, recipe, run
         self.team, self.progress, self.callbacks = run.team, run.progress, run.callbacks
-        self._take(learners)
+        self._take(trainers)
         self.dtype = torch.float32
         # Where it is
         self.step, self.spent, self.began = 0, 0.0, 0.0
-        self.first = 0  # the step at which these learners began
+        self.first = 0  # the step at which these trainers began
         self.history: list[dict[str, float]] = []
         self.unreadable: dict[str, str] = {}
         self.seen, self.loss = 0, math.nan  # of the last batch
         self.copies = 0  # training images that are near-duplicates of another
         self.interrupted = False  # by Ctrl-C: it ends with the best weights so far
-        self.judged = ""  # how good the best learner was at the last validation, for people
+        self.judged = ""  # how good the best trainer was at the last validation, for people
 
-    def _take(self, learners: Sequence[TaskTrainer]) -> None:
+    def _take(self, trainers: Sequence[TaskTrainer]) -> None:
         """Train these from here on, and no others."""
-        self.learners = learners
-        self.names = [learner.name for learner in learners]
-        self.parameters = [p for learner in learners for p in learner.parameters]
-        self.losses = torch.zeros(len(learners), dtype=torch.float64)
+        self.trainers = trainers
+        self.names = [trainer.name for trainer in trainers]
+        self.parameters = [p for trainer in trainers for p in trainer.parameters]
+        self.losses = torch.zeros(len(trainers), dtype=torch.float64)
 
     @property
     def finished(self) -> bool:
-        return self.step >= self.steps or all(learner.done for learner in self.learners)
+        return self.step >= self.steps or all(trainer.done for trainer in self.trainers)
 
     # The run, from beginning to end
 
@@ -92,44 +92,44 @@ class Training:
         self.begin(identity)
         self.go()
         self.end()
-        self.complete(self.learners)
+        self.complete(self.trainers)
 
-    def complete(self, learners: Sequence[TaskTrainer], rivals: Sequence[HeldOut] = ()) -> None:
+    def complete(self, trainers: Sequence[TaskTrainer], rivals: Sequence[HeldOut] = ()) -> None:
         """Estimate how good measured tasks are, calibrate them, keep statistics of their classes.
 
         Learners of one trial belong together: only the last of them is completed. `rivals` are the
         answers of all that it was chosen from.
         """
-        for one in learners:
+        for one in trainers:
             if one.name == one.trial:
                 estimator = Estimator(one.task.kind, one.measured_by, self.splits)
                 fitted = one.task.head.fitted
                 one.metrics = estimator(one.metrics, one.held_out, rivals, fitted)
                 one.calibrate()
-        keep_statistics(self, learners)
+        keep_statistics(self, trainers)
 
-    def held_out(self, learner: TaskTrainer, task: str) -> Answers:
-        """The answers of a learner for the validation images, as those of `task`."""
-        outputs, labels, samples, _ = learner.held_out
+    def held_out(self, trainer: TaskTrainer, task: str) -> Answers:
+        """The answers of a trainer for the validation images, as those of `task`."""
+        outputs, labels, samples, _ = trainer.held_out
         chosen = self.splits.held_out
         val = self.splits["val"].subset(chosen)
         bad = [name for i in range(len(val)) if (name := val.sample_name(i)) in self.unreadable]
         places = torch.from_numpy(np.searchsorted(chosen, samples.numpy()))
-        fitted = learner.task.head.fitted
-        return Answers(task, val, outputs, labels, places, bad, fitted, learner.familiarity)
+        fitted = trainer.task.head.fitted
+        return Answers(task, val, outputs, labels, places, bad, fitted, trainer.familiarity)
 
     def prepare(self, transform: Transform | None = None) -> None:
         """Prepare the first step; the backbone may run over all images, for the cache.
 
-        The model moves to its device and is frozen but for the learners' parameters, heads take
+        The model moves to its device and is frozen but for the trainers' parameters, heads take
         what they need from the training labels, and the feed is chosen and made ready.
         """
         self.dtype = dtype_for(self.recipe.precision, self.team.device)
         self.model.to(self.team.device).train()
         train_only(self.model, *self.names)
-        for learner in self.learners:
-            learner.prepare(self.splits["train"].labels)
-        specs = [learner.task.spec for learner in self.learners]
+        for trainer in self.trainers:
+            trainer.prepare(self.splits["train"].labels)
+        specs = [trainer.task.spec for trainer in self.trainers]
         plan = FeedPlan(self.model, specs, self.splits, self.recipe, transform)
         one_class = specs[0].kind_object.one_class
         self.feed = (PatchFeed if one_class else open_feed)(plan, self.team, self.progress)
@@ -208,7 +208,7 @@ class Training:
     @property
     def has_answer(self) -> bool:
         """Whether there are weights that were validated."""
-        return all(learner.last_step for learner in self.learners)
+        return all(trainer.last_step for trainer in self.trainers)
 
     @property
     def where(self) -> str:
@@ -230,12 +230,12 @@ class Training:
             raise
 
     def end(self) -> None:
-        """Leave every learner with its final weights, averaged or the best, and measured."""
+        """Leave every trainer with its final weights, averaged or the best, and measured."""
         self._refuse_bad()
         taken, planned = self.step - self.first, self.steps - self.first
-        for learner in self.learners:
-            learner.finish(taken, planned, self.feed.per_epoch, self.interrupted)
-        self.measure(self.learners)
+        for trainer in self.trainers:
+            trainer.finish(taken, planned, self.feed.per_epoch, self.interrupted)
+        self.measure(self.trainers)
         self._show_validation()
 
     # One step
@@ -250,16 +250,16 @@ class Training:
                     return
 
     def _learn(self, share: BatchShard, stop: Stop) -> bool:
-        """One update of every learner; returns whether some process was asked to stop."""
-        learners, device = self.learners, self.team.device
-        losses = torch.zeros(len(learners), device=device)
-        scales = to_device(torch.tensor([one.scale for one in learners]), device)
+        """One update of every trainer; returns whether some process was asked to stop."""
+        trainers, device = self.trainers, self.team.device
+        losses = torch.zeros(len(trainers), device=device)
+        scales = to_device(torch.tensor([one.scale for one in trainers]), device)
         mixup, size = self._mixup(share), self.recipe.micro_batch
         for inputs, targets, samples in parts(share, size, mixup, device):
             outputs = self._outputs(inputs, self.names)
             weights = self._fold_weights(samples)
             each = torch.stack(
-                [one.loss(outputs[one.name], targets, weights[one.fold]) for one in learners]
+                [one.loss(outputs[one.name], targets, weights[one.fold]) for one in trainers]
             )
             (each * scales).sum().backward()  # type: ignore[no-untyped-call]
             losses += each.detach()
@@ -268,11 +268,11 @@ class Training:
         count, failed, asked, *sums = _average_gradients(self.team, self.parameters, sums)
         self.losses += torch.tensor(sums)
         self.seen += int(count)
-        self.loss = sum(sums) / (count * len(learners)) if count else math.nan
-        for learner in learners:
+        self.loss = sum(sums) / (count * len(trainers)) if count else math.nan
+        for trainer in trainers:
             if count:
-                learner.step(self.step - self.first, self.steps - self.first)
-            learner.optimizer.zero_grad()
+                trainer.step(self.step - self.first, self.steps - self.first)
+            trainer.optimizer.zero_grad()
         self.step += 1
         if failed:
             self._refuse_bad()
@@ -281,7 +281,7 @@ class Training:
 
     def _fold_weights(self, samples: Tensor) -> dict[int | None, Tensor | None]:
         """By fold, the weights of images in the loss; without a fold, all count."""
-        folds, numbers = self.splits.folds, {one.fold for one in self.learners}
+        folds, numbers = self.splits.folds, {one.fold for one in self.trainers}
         found: dict[int | None, Tensor | None] = {None: None}
         for fold in numbers:
             if folds is not None and fold is not None:
@@ -325,49 +325,49 @@ class Training:
         """Learners whose loss, or a weight, is not finite any more."""
         return [
             one
-            for one, loss in zip(self.learners, self.losses, strict=True)
+            for one, loss in zip(self.trainers, self.losses, strict=True)
             if not (loss.isfinite() and all(bool(p.isfinite().all()) for p in one.parameters))
         ]
 
     def _show_validation(self) -> None:
-        kind, metric = self.learners[0].task.kind, self.learners[0].measured_by
-        best = max(learner.score for learner in self.learners)
+        kind, metric = self.trainers[0].task.kind, self.trainers[0].measured_by
+        best = max(trainer.score for trainer in self.trainers)
         self.judged = f", val {kind.metric_title(metric)} {kind.shown(best)}"
         if self.history:
             self._show(self.history[-1]["loss"])
 
     def _validate(self, batches: int | None = None) -> None:
-        """Measure all learners on the validation images; on a few batches only as a trial."""
-        for learner in self.learners:
-            learner.swap_average()
-        self.measure(self.learners, batches)
-        for learner in self.learners:
+        """Measure all trainers on the validation images; on a few batches only as a trial."""
+        for trainer in self.trainers:
+            trainer.swap_average()
+        self.measure(self.trainers, batches)
+        for trainer in self.trainers:
             if batches is None:
-                learner.record(learner.metrics, self.step - self.first)
-            learner.swap_average()
+                trainer.record(trainer.metrics, self.step - self.first)
+            trainer.swap_average()
 
-    def measure(self, learners: Sequence[TaskTrainer], batches: int | None = None) -> None:
-        """Set answers and metrics of these learners, which need not be those in training."""
-        answers = self._answers(learners, batches)
-        for learner in learners:
-            held_out = answers[learner.trial]
+    def measure(self, trainers: Sequence[TaskTrainer], batches: int | None = None) -> None:
+        """Set answers and metrics of these trainers, which need not be those in training."""
+        answers = self._answers(trainers, batches)
+        for trainer in trainers:
+            held_out = answers[trainer.trial]
             if batches is None:
-                learner.task.kind.fit_buffers(learner.task.head, held_out.pairs)
-            learner.measure(held_out)
+                trainer.task.kind.fit_buffers(trainer.task.head, held_out.pairs)
+            trainer.measure(held_out)
 
     def _answers(
-        self, learners: Sequence[TaskTrainer], batches: int | None = None
+        self, trainers: Sequence[TaskTrainer], batches: int | None = None
     ) -> dict[str, HeldOut]:
         """Answers for the validation images by trial.
 
         In cross-validation, those of the task that did not learn from the image.
         """
         self.model.eval()
-        asked = self._asked(learners)
+        asked = self._asked(trainers)
         if batches is not None:
             few = -(-batches * self.recipe.batch // len(asked))
             asked = [(some, samples[:few]) for some, samples in asked]
-        kept: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {one.trial: [] for one in learners}
+        kept: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {one.trial: [] for one in trainers}
         failed, seen, images = 0, 0, sum(len(samples) for _, samples in asked)
         for some, samples in asked:
             names = [one.name for one in some]
@@ -380,7 +380,7 @@ class Training:
                         found = one.task.kind.keep(outputs[one.name], part.labels)
                         kept[one.trial].append((*found, part.samples))
                 seen += self.team.world * (len(share.labels) + share.failed)
-                if self.step and learners is self.learners:
+                if self.step and trainers is self.trainers:
                     note = f"validating {min(seen, images):,} of {images:,}"
                     self.progress("training", self.step, self.steps, note)
         failed = sum(self.team.gather([failed]))
@@ -390,31 +390,31 @@ class Training:
         return {one: HeldOut.joined(self.team.gather(kept[one]), failed) for one in kept}
 
     def _asked(
-        self, learners: Sequence[TaskTrainer]
+        self, trainers: Sequence[TaskTrainer]
     ) -> list[tuple[Sequence[TaskTrainer], Integers]]:
-        """Validation images by fold, with the learners that are asked about them."""
+        """Validation images by fold, with the trainers that are asked about them."""
         folds = self.splits.folds
         if folds is None:
-            return [(learners, np.arange(len(self.splits["val"])))]
-        numbers = sorted({one.fold for one in learners if one.fold is not None})
-        groups = [[one for one in learners if one.fold == fold] for fold in numbers]
+            return [(trainers, np.arange(len(self.splits["val"])))]
+        numbers = sorted({one.fold for one in trainers if one.fold is not None})
+        groups = [[one for one in trainers if one.fold == fold] for fold in numbers]
         return [(group, folds.samples(fold)) for group, fold in zip(groups, numbers, strict=True)]
 
     def _line(self) -> dict[str, float]:
-        """One row of the history; of several learners, the best."""
-        best = max(range(len(self.learners)), key=lambda i: self.learners[i].score)
-        learner = self.learners[best]
-        metrics, score = learner.metrics, learner.measured_by
+        """One row of the history; of several trainers, the best."""
+        best = max(range(len(self.trainers)), key=lambda i: self.trainers[i].score)
+        trainer = self.trainers[best]
+        metrics, score = trainer.metrics, trainer.measured_by
         return {
             "step": self.step,
             "epoch": round(self.step / self.feed.per_epoch, 3),
             "loss": round(float(self.losses[best] / max(1, self.seen)), 6),
             "lr": self.recipe.rate_at(
-                self.step - 1 - self.first, self.steps - self.first, learner.lr
+                self.step - 1 - self.first, self.steps - self.first, trainer.lr
             ),
             "val_loss": round(metrics.get("loss", math.nan), 6),
             f"val_{score}": metrics[score],
-            "best_step": learner.best_step,
+            "best_step": trainer.best_step,
         }
 
     def _refuse_bad(self) -> None:
@@ -441,7 +441,7 @@ class Training:
         if not self.run.writes:
             return
         tensors = {
-            f"{i}.{k}": v for i, one in enumerate(self.learners) for k, v in one.tensors().items()
+            f"{i}.{k}": v for i, one in enumerate(self.trainers) for k, v in one.tensors().items()
         }
         self.run.save(
             {**tensors, "losses": self.losses},
@@ -454,7 +454,7 @@ class Training:
                 "seen": self.seen,
                 "unreadable": self.unreadable,
                 "names": self.names,
-                "learners": [one.about() for one in self.learners],
+                "trainers": [one.about() for one in self.trainers],
                 **self.about(),
             },
         )
@@ -467,10 +467,10 @@ class Training:
         self.step, self.history, self.spent = state["step"], state["history"], state["seconds"]
         self.losses, self.seen = state["tensors"]["losses"], state["seen"]
         self.unreadable.update(state["unreadable"])
-        for i, learner in enumerate(self.learners):
+        for i, trainer in enumerate(self.trainers):
             own, tensors = f"{i}.", state["tensors"]
             kept = {k.removeprefix(own): v for k, v in tensors.items() if k.startswith(own)}
-            learner.restore(kept, state["learners"][i])
+            trainer.restore(kept, state["trainers"][i])
 
 
 def _average_gradients(

@@ -27,10 +27,10 @@ from engram.tasks.task_settings import TaskSettings
 from engram.train.callbacks import Callback, Part
 from engram.train.fit import fit
 from engram.train.identity import identity_of, identity_of_fit
-from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.result import Ending, Result
 from engram.train.run import Run, has_run_of_another, has_state
+from engram.train.task_trainer import TaskTrainer
 from engram.train.training import Training
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
@@ -197,16 +197,16 @@ class SweepRunner:
     def _in_one_pass(self, variants: Sequence[Variant], run: Run) -> Finished:
         """Train all as streams of one pass."""
         scratch = self.scratch()
-        learners = []
+        trainers = []
         for i, variant in enumerate(variants):
             called = f"{self.name[:50]}.{i}"
             self._add(scratch, called, variant)
-            learners.append(TaskTrainer(scratch, called, variant.recipe))
-        training = Training(scratch, learners, self.splits, self.recipe, run)
+            trainers.append(TaskTrainer(scratch, called, variant.recipe))
+        training = Training(scratch, trainers, self.splits, self.recipe, run)
         training.whole(self.identity(variants))
 
-        def engram_of(learner: TaskTrainer) -> Engram:
-            return scratch.engram(learner.name).renamed(self.name)
+        def engram_of(trainer: TaskTrainer) -> Engram:
+            return scratch.engram(trainer.name).renamed(self.name)
 
         def measure(averages: Sequence[Trained]) -> list[Trained]:
             others = []
@@ -220,7 +220,7 @@ class SweepRunner:
 
         trained = [
             Trained(variant, one.metrics, engram_of(one), one.ending)
-            for variant, one in zip(variants, learners, strict=True)
+            for variant, one in zip(variants, trainers, strict=True)
         ]
         return Finished(trained, training.unreadable, measure, training.stopped_at)
 
@@ -258,13 +258,13 @@ class SweepRunner:
         """Measure an engram of this task on the validation images."""
         scratch = self.scratch()
         scratch.attach(one.engram)
-        learner = TaskTrainer(scratch, self.name, self.recipe)
+        trainer = TaskTrainer(scratch, self.name, self.recipe)
         run = Run(None, self.team, progress=progress)
-        training = Training(scratch, [learner], self.splits, self.recipe, run)
+        training = Training(scratch, [trainer], self.splits, self.recipe, run)
         training.prepare()
-        training.measure([learner])
-        training.complete([learner])
-        return replace(one, metrics=learner.metrics, engram=scratch.engram(self.name))
+        training.measure([trainer])
+        training.complete([trainer])
+        return replace(one, metrics=trainer.metrics, engram=scratch.engram(self.name))
 
     def _begin(self, run: Run) -> None:
         """Resume an interrupted sweep, or clear the folder for a new one."""

@@ -150,7 +150,7 @@ class TaskTrainer:
         return float(self.metrics[self.measured_by])
 
     def record(self, metrics: dict[str, Any], step: int) -> None:
-        """Record a validation; a learner whose patience has run out keeps its best weights.
+        """Record a validation; a trainer whose patience has run out keeps its best weights.
 
         The best has the lowest loss among those whose score is the highest, but for noise: one
         image more that is answered right is no reason to prefer weights of an early epoch.

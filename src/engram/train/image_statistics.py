@@ -11,7 +11,7 @@ from torch import Tensor
 from engram.data.folds import Integers
 from engram.tasks.class_statistics import ClassStatistics
 from engram.train.feeds import BatchShard
-from engram.train.learner import TaskTrainer
+from engram.train.task_trainer import TaskTrainer
 from engram.util.processes import ProcessGroup
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _KEPT = 2_048  # images whose features are in memory, for correlations
 
 
 def keep_statistics(
-    training: Training, learners: Sequence[TaskTrainer], old: ClassStatistics | None = None
+    training: Training, trainers: Sequence[TaskTrainer], old: ClassStatistics | None = None
 ) -> None:
     """Go over the training images once more, and keep what the features of tasks are like.
 
@@ -29,19 +29,19 @@ def keep_statistics(
     statistics of a fold's own task. `old` are statistics of the first classes, whose images are not
     there any more. Nothing happens where the recipe turned it off.
     """
-    if training.recipe.statistics == "off" or learners[0].task.kind.one_class:
+    if training.recipe.statistics == "off" or trainers[0].task.kind.one_class:
         return
     training.model.eval()
     training.progress("keeping statistics", 0, 0)
-    final, folds = [one for one in learners if one.name == one.trial], training.splits.folds
-    sums = {one.name: _Sums(_statistics(one, training.team), training.team) for one in learners}
+    final, folds = [one for one in trainers if one.name == one.trial], training.splits.folds
+    sums = {one.name: _Sums(_statistics(one, training.team), training.team) for one in trainers}
     if old is not None and training.team.main:
         for one in final:
             sums[one.name].remember(old)
     epoch = training.feed.epoch(0, 0, balanced=False)
     for shard, found in features_of(training, epoch, list(sums)):
         groups = final[0].task.kind.group(shard.labels)
-        for one in learners:
+        for one in trainers:
             rows = torch.arange(len(groups))
             if folds is not None and one.fold is not None:
                 rows = folds.learned_from(shard.samples, one.fold)
@@ -50,7 +50,7 @@ def keep_statistics(
         added.finish()
     asked: list[tuple[Sequence[TaskTrainer], Integers | None]] = [(final, None)]
     if folds is not None:
-        folded = [(one, one.fold) for one in learners if one.fold is not None]
+        folded = [(one, one.fold) for one in trainers if one.fold is not None]
         asked = [([one], folds.samples(fold)) for one, fold in folded]
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {one.name: [] for one in final}
     for some, samples in asked:
@@ -74,10 +74,10 @@ def keep_statistics(
     training.model.train()
 
 
-def _statistics(learner: TaskTrainer, team: ProcessGroup) -> ClassStatistics:
+def _statistics(trainer: TaskTrainer, team: ProcessGroup) -> ClassStatistics:
     """Room for the statistics of a task; those of a fold's task are only measured with."""
-    task = learner.task
-    if learner.fold is None:
+    task = trainer.task
+    if trainer.fold is None:
         return task.keep_statistics()
     groups = task.kind.groups(len(task.spec.classes))
     return ClassStatistics(groups, task.head.in_features).to(team.device)
