@@ -21,7 +21,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class VersionComparison:
     """The score of every class before and after, and the images whose answer changed.
 
     Only tasks that answer with classes of the image have `changes`.
@@ -41,7 +41,7 @@ class Comparison:
         return sum(change.before == change.label for change in self.changes)
 
 
-def compare(before: Answers, after: Answers) -> Comparison:
+def compare(before: Answers, after: Answers) -> VersionComparison:
     """Compare the answers of two versions of a task for the same split.
 
     Raises:
@@ -68,7 +68,7 @@ def compare(before: Answers, after: Answers) -> Comparison:
             if old != new:
                 name = after.dataset.sample_name(sample)
                 changes.append(Change(name, _label(after, i), old, new))
-    return Comparison(classes, changes)
+    return VersionComparison(classes, changes)
 
 
 def _answer(answers: Answers, row: int) -> Any:

@@ -12,7 +12,7 @@ from engram import __version__
 from engram.errors import EngramError
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
-from engram.serve.decoding.pool import Pool
+from engram.serve.decoding.pool import DecoderPool
 from engram.serve.log import Log
 from engram.serve.middleware import RequestMiddleware, add_handlers, client_address
 from engram.serve.routes.infer import infer_router
@@ -46,7 +46,7 @@ def create_app(
 
     tokens = Tokens(token, ask_token, log_refused_token)
     batcher = Batcher(settings, telemetry, Shadows(telemetry, log))
-    decoders = Pool(settings, count_killed_decoder)
+    decoders = DecoderPool(settings, count_killed_decoder)
     catalogue.on_change = lambda snapshot: telemetry.tasks.set(len(snapshot.model.tasks))
     catalogue.on_change(catalogue.now)
 

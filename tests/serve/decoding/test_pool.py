@@ -18,7 +18,7 @@ from tests.support.waiting import FUSE, running, wait_until
 
 from benchmarks.serve.malformed import BOUNDARY, form
 from engram.images.preprocessing import Preprocessing
-from engram.serve.decoding.pool import Decoder, Pool
+from engram.serve.decoding.pool import Decoder, DecoderPool
 from engram.serve.decoding.worker import send
 from engram.serve.problems import Problem
 from engram.serve.routes.schemas import PredictOptions
@@ -45,12 +45,12 @@ async def ask(decoder: Decoder, data: bytes) -> tuple[int, ...]:
     return tuple(view.shape)
 
 
-def run(work: Callable[[Pool], Awaitable[None]], **settings: Any) -> list[str]:
+def run(work: Callable[[DecoderPool], Awaitable[None]], **settings: Any) -> list[str]:
     """Run with a pool, and give the reasons why decoders were killed."""
     killed: list[str] = []
 
     async def main() -> None:
-        pool = Pool(Settings(**settings), killed.append)
+        pool = DecoderPool(Settings(**settings), killed.append)
         await pool.start()
         await work(pool)
         pool.stop()
@@ -63,7 +63,7 @@ def run(work: Callable[[Pool], Awaitable[None]], **settings: Any) -> list[str]:
 
 
 def test_a_picture_that_takes_for_ever_ends_its_decoder_alone() -> None:
-    async def work(pool: Pool) -> None:
+    async def work(pool: DecoderPool) -> None:
         stopped = asyncio.Event()
 
         async def stuck() -> None:
@@ -90,7 +90,7 @@ def test_a_picture_that_takes_for_ever_ends_its_decoder_alone() -> None:
 
 
 def test_a_decoder_has_a_limit_on_memory() -> None:
-    async def work(pool: Pool) -> None:
+    async def work(pool: DecoderPool) -> None:
         with pytest.raises(Problem, match="it takes too much memory"):
             async with pool.decoder() as decoder:
                 await ask(decoder, flat_png(7000))
@@ -110,7 +110,7 @@ def test_a_decoder_has_a_limit_on_memory() -> None:
 def test_a_decoder_that_dies_at_work_is_replaced(
     ended_by: signal.Signals, status: int, reason: str
 ) -> None:
-    async def work(pool: Pool) -> None:
+    async def work(pool: DecoderPool) -> None:
         async with pool.decoder() as decoder:
             os.kill(pid_of(decoder), ended_by)
             with pytest.raises(Problem, match="the process") as caught:
@@ -123,7 +123,7 @@ def test_a_decoder_that_dies_at_work_is_replaced(
 
 
 def test_a_decoder_that_died_while_it_was_idle_is_not_noticed() -> None:
-    async def work(pool: Pool) -> None:
+    async def work(pool: DecoderPool) -> None:
         async with pool.decoder() as decoder:
             pid = pid_of(decoder)
         os.kill(pid, signal.SIGKILL)
@@ -136,7 +136,7 @@ def test_a_decoder_that_died_while_it_was_idle_is_not_noticed() -> None:
 
 
 def test_a_cancelled_request_takes_its_decoder_with_it() -> None:
-    async def work(pool: Pool) -> None:
+    async def work(pool: DecoderPool) -> None:
         stopped = asyncio.Event()
 
         async def stuck() -> None:
@@ -157,7 +157,7 @@ def test_a_cancelled_request_takes_its_decoder_with_it() -> None:
 
 
 def test_images_of_a_request_that_was_refused_are_forgotten() -> None:
-    async def work(pool: Pool) -> None:
+    async def work(pool: DecoderPool) -> None:
         async with pool.decoder() as decoder:
             await decoder.read(PredictOptions, body(picture()), kind=KIND)
         async with pool.decoder() as decoder:
@@ -167,7 +167,7 @@ def test_images_of_a_request_that_was_refused_are_forgotten() -> None:
 
 
 def test_slow_images_of_one_client_leave_a_decoder_for_others() -> None:
-    async def work(pool: Pool) -> None:
+    async def work(pool: DecoderPool) -> None:
         entered = asyncio.Event()
 
         async def hold() -> None:
@@ -186,7 +186,7 @@ def test_slow_images_of_one_client_leave_a_decoder_for_others() -> None:
 
 
 def test_signals_of_a_terminal_do_not_end_a_decoder() -> None:
-    async def work(pool: Pool) -> None:
+    async def work(pool: DecoderPool) -> None:
         async with pool.decoder() as decoder:
             assert await ask(decoder, picture()) == (16, 16, 3)
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -197,7 +197,7 @@ def test_signals_of_a_terminal_do_not_end_a_decoder() -> None:
 
 
 def test_a_decoder_is_started_after_the_fork_server_was_killed() -> None:
-    async def work(pool: Pool) -> None:
+    async def work(pool: DecoderPool) -> None:
         async with pool.decoder() as decoder:
             before = psutil.Process(pid_of(decoder))
             server = before.parent()
@@ -218,7 +218,7 @@ def test_a_decoder_does_not_know_the_token(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("ENGRAM_TOKEN", "a-secret")
     forkserver._forkserver._stop()  # type: ignore[attr-defined]  # the next one is started now
 
-    async def work(pool: Pool) -> None:
+    async def work(pool: DecoderPool) -> None:
         async with pool.decoder() as decoder:
             process = psutil.Process(pid_of(decoder))
             assert await ask(decoder, picture()) == (16, 16, 3)

@@ -154,7 +154,7 @@ class Decoder:
         return receive(self._connection)
 
 
-class Pool:
+class DecoderPool:
     """Lends decoders to requests, and replaces those that failed.
 
     `on_kill` is called with the reason whenever a decoder is killed.

@@ -18,7 +18,7 @@ from torch import Tensor
 from engram.inference.engine import familiarity_name
 from engram.serve.batching import MANY_VALUES, Batcher
 from engram.serve.catalogue import Snapshot
-from engram.serve.decoding.pool import Decoded, Pool
+from engram.serve.decoding.pool import Decoded, DecoderPool
 from engram.serve.limits import Reserve, Shares
 from engram.serve.middleware import client_address
 from engram.serve.outputs import Outputs, is_finite, task_name
@@ -59,7 +59,7 @@ class RequestPipeline:
     """Decoders, the forward pass and threads that write answers: from a body to its outputs."""
 
     def __init__(
-        self, settings: Settings, batcher: Batcher, decoders: Pool, telemetry: Telemetry
+        self, settings: Settings, batcher: Batcher, decoders: DecoderPool, telemetry: Telemetry
     ) -> None:
         self.settings, self.batcher, self.decoders = settings, batcher, decoders
         self.telemetry = telemetry
