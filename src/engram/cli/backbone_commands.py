@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engram.cli.application import Json, app
+from engram.cli.application import JSON, app
 from engram.cli.bars import bars
 from engram.cli.flags import option
 from engram.cli.terminal import announce, show
@@ -28,7 +28,7 @@ app.add_typer(backbones_app, name="backbones")
 
 
 @backbones_app.callback(invoke_without_command=True)
-def backbones_command(context: typer.Context, as_json: Json = False) -> None:
+def backbones_command(context: typer.Context, as_json: bool = JSON) -> None:
     """List the recommended backbones, and which are on this machine."""
     if context.invoked_subcommand is not None:
         return
@@ -104,8 +104,8 @@ def estimated_speed(config: ViTConfig, side: int) -> float:
 
 @backbones_app.command(name="get")
 def get_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of the list, or a Hub id.")],
-    as_json: Json = False,
+    name: str = typer.Argument(metavar="NAME", help="A name of the list, or a Hub id."),
+    as_json: bool = JSON,
 ) -> None:
     """Fetch a backbone from the Hub into its cache, and check that it can be loaded."""
     from engram.backbones.load import get_backbone
@@ -138,7 +138,7 @@ app.add_typer(cache_app, name="cache")
 
 
 @cache_app.command(name="info")
-def cache_info(as_json: Json = False) -> None:
+def cache_info(as_json: bool = JSON) -> None:
     """Print where the cache is and what it holds."""
     from engram.train.caches import default_root, info, limit
 
@@ -170,26 +170,22 @@ def cache_info(as_json: Json = False) -> None:
 
 @cache_app.command(name="clear")
 def cache_clear(
-    backbone: Annotated[
-        str | None,
-        option(
-            None,
-            "Only what belongs to this backbone: its name, or the beginning of its fingerprint.",
-        ),
-    ] = None,
-    unused: Annotated[
-        float, option(None, "Only what no run used for so many days.", metavar="DAYS", min=0)
-    ] = 0.0,
-    down_to: Annotated[
-        float,
-        option(
-            None,
-            "Remove what was not used for longest, until the rest takes at most so many GB.",
-            metavar="GB",
-            min=0,
-        ),
-    ] = 0.0,
-    as_json: Json = False,
+    backbone: str | None = option(
+        None,
+        None,
+        "Only what belongs to this backbone: its name, or the beginning of its fingerprint.",
+    ),
+    unused: float = option(
+        0.0, None, "Only what no run used for so many days.", metavar="DAYS", min=0
+    ),
+    down_to: float = option(
+        0.0,
+        None,
+        "Remove what was not used for longest, until the rest takes at most so many GB.",
+        metavar="GB",
+        min=0,
+    ),
+    as_json: bool = JSON,
 ) -> None:
     """Remove everything from the cache, or what the flags choose."""
     from engram.train.caches import clear

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from engram.cli.application import (
-    Backbone,
-    BackboneDtype,
-    DataArgument,
-    Device,
-    ImageSize,
-    Json,
-    OwnBackbone,
-    Precision,
-    Threads,
-    Workers,
+    BACKBONE,
+    BACKBONE_DTYPE,
+    DATA_ARGUMENT,
+    DEVICE,
+    IMAGE_SIZE,
+    JSON,
+    OWN_BACKBONE,
+    PRECISION,
+    THREADS,
+    WORKERS,
     app,
 )
 from engram.cli.bars import bars
@@ -29,7 +29,6 @@ from engram.errors import EngramError
 from engram.inference.bulk.bulk_settings import PoolSettings
 from engram.train.options import DataOptions
 from engram.train.recipe import Recipe
-from engram.util.cpus import DECODERS
 from engram.util.description import Description
 from engram.util.settings import Given
 from engram.util.text import counted
@@ -47,16 +46,14 @@ _NO_TASK = (
 @app.command(name="data")
 @flags_from({DataOptions: DATA})
 def data_command(
-    data: DataArgument,
-    check: Annotated[
-        bool,
-        option(
-            DATA,
-            "Decode every image and look for all duplicates; else a sample of the headers.",
-            "--check",
-        ),
-    ] = False,
-    as_json: Json = False,
+    data: str = DATA_ARGUMENT,
+    check: bool = option(
+        False,
+        DATA,
+        "Decode every image and look for all duplicates; else a sample of the headers.",
+        "--check",
+    ),
+    as_json: bool = JSON,
     *,
     flags: Given,
 ) -> None:
@@ -72,19 +69,19 @@ def data_command(
 @app.command(name="check")
 @flags_from({DataOptions: DATA})
 def check_command(
-    data: DataArgument,
-    out: Annotated[
-        Path | None, option(OUTPUT, "Also write a page.", "-o", "--out", metavar="FILE.html")
-    ] = None,
-    csv: Annotated[
-        Path | None, option(OUTPUT, "Also write all findings as a table.", metavar="FILE.csv")
-    ] = None,
-    backbone: OwnBackbone = "auto",
-    image_size: ImageSize = None,
-    backbone_dtype: BackboneDtype = "fp32",
-    workers: Workers = DECODERS,
-    threads: Threads = None,
-    as_json: Json = False,
+    data: str = DATA_ARGUMENT,
+    out: Path | None = option(
+        None, OUTPUT, "Also write a page.", "-o", "--out", metavar="FILE.html"
+    ),
+    csv: Path | None = option(
+        None, OUTPUT, "Also write all findings as a table.", metavar="FILE.csv"
+    ),
+    backbone: str = OWN_BACKBONE,
+    image_size: int | None = IMAGE_SIZE,
+    backbone_dtype: str = BACKBONE_DTYPE,
+    workers: int = WORKERS,
+    threads: int | None = THREADS,
+    as_json: bool = JSON,
     *,
     flags: Given,
 ) -> None:
@@ -125,56 +122,45 @@ def check_command(
 @app.command(name="suggest")
 @flags_from({PoolSettings: DATA})
 def suggest_command(
-    pool: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="POOL…",
-            help="Images without labels: folders, images, tables, lists, archives and addresses.",
-        ),
-    ],
-    task: Annotated[
-        list[Path] | None,
-        option(
-            MODEL,
-            "The engram that is to learn from the images; with those that it extends, repeated. "
-            "Without one, --backbone chooses images that stand for the others.",
-            metavar="FILE",
-        ),
-    ] = None,
-    count: Annotated[int, option(OUTPUT, "Number of images to choose.", "-n", "--count")] = 50,
-    labelled: Annotated[
-        list[str] | None,
-        option(
-            DATA,
-            "Images that have labels already, such as the training folder: they and their "
-            "near-copies are left out; repeatable.",
-            metavar="IMAGES",
-        ),
-    ] = None,
-    out: Annotated[
-        list[Path] | None,
-        option(
-            OUTPUT,
-            "Write a table (.csv), a list of paths (.txt) or a contact sheet (.html); repeatable.",
-            "-o",
-            "--out",
-            metavar="FILE",
-        ),
-    ] = None,
-    folders: Annotated[
-        Path | None,
-        option(
-            OUTPUT,
-            "Copy the images into this folder, next to an empty folder for each class.",
-            metavar="FOLDER",
-        ),
-    ] = None,
-    backbone: Backbone = None,
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    backbone_dtype: BackboneDtype = "fp32",
-    threads: Threads = None,
-    as_json: Json = False,
+    pool: list[str] = typer.Argument(
+        metavar="POOL…",
+        help="Images without labels: folders, images, tables, lists, archives and addresses.",
+    ),
+    task: list[Path] | None = option(
+        None,
+        MODEL,
+        "The engram that is to learn from the images; with those that it extends, repeated. "
+        "Without one, --backbone chooses images that stand for the others.",
+        metavar="FILE",
+    ),
+    count: int = option(50, OUTPUT, "Number of images to choose.", "-n", "--count"),
+    labelled: list[str] | None = option(
+        None,
+        DATA,
+        "Images that have labels already, such as the training folder: they and their "
+        "near-copies are left out; repeatable.",
+        metavar="IMAGES",
+    ),
+    out: list[Path] | None = option(
+        None,
+        OUTPUT,
+        "Write a table (.csv), a list of paths (.txt) or a contact sheet (.html); repeatable.",
+        "-o",
+        "--out",
+        metavar="FILE",
+    ),
+    folders: Path | None = option(
+        None,
+        OUTPUT,
+        "Copy the images into this folder, next to an empty folder for each class.",
+        metavar="FOLDER",
+    ),
+    backbone: str | None = BACKBONE,
+    device: str = DEVICE,
+    precision: str = PRECISION,
+    backbone_dtype: str = BACKBONE_DTYPE,
+    threads: int | None = THREADS,
+    as_json: bool = JSON,
     *,
     flags: Given,
 ) -> None:
@@ -234,30 +220,21 @@ def _cell(value: object) -> str:
 
 @app.command(name="drift")
 def drift_command(
-    reference: Annotated[
-        Path,
-        typer.Argument(
-            metavar="REFERENCE", help="Answers to compare with, which engram predict --out wrote."
-        ),
-    ],
-    new: Annotated[
-        Path, typer.Argument(metavar="NEW", help="Answers of the same tasks about other images.")
-    ],
-    size: Annotated[
-        float, option(None, "Smallest difference that counts as drift, from 0 to 1.")
-    ] = 0.1,
-    fail: Annotated[bool, option(None, "Exit with 1 if there is drift.", "--fail")] = False,
-    out: Annotated[
-        Path | None,
-        option(
-            OUTPUT,
-            "Write a page with the distributions and the images that changed most.",
-            "-o",
-            "--out",
-            metavar="FILE.html",
-        ),
-    ] = None,
-    as_json: Json = False,
+    reference: Path = typer.Argument(
+        metavar="REFERENCE", help="Answers to compare with, which engram predict --out wrote."
+    ),
+    new: Path = typer.Argument(metavar="NEW", help="Answers of the same tasks about other images."),
+    size: float = option(0.1, None, "Smallest difference that counts as drift, from 0 to 1."),
+    fail: bool = option(False, None, "Exit with 1 if there is drift.", "--fail"),
+    out: Path | None = option(
+        None,
+        OUTPUT,
+        "Write a page with the distributions and the images that changed most.",
+        "-o",
+        "--out",
+        metavar="FILE.html",
+    ),
+    as_json: bool = JSON,
 ) -> None:
     """Compare two tables of answers: which tasks see other images than before."""
     from engram.curation.answer_tables import read_answers

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
-from engram.cli.application import Device, ImageSize, Json, Threads, app
+from engram.cli.application import DEVICE, IMAGE_SIZE, JSON, THREADS, app
 from engram.cli.bars import bars
 from engram.cli.complete import among
 from engram.cli.flags import (
@@ -29,12 +28,10 @@ from engram.util.settings import Given
 
 @app.command()
 def demo(
-    out: Annotated[Path, option(OUTPUT, "The folder to write.")] = Path("demo"),
-    seed: Annotated[
-        int, option(TRAINING, "Random seed of the pictures and of initialisation.", min=0)
-    ] = 0,
-    threads: Threads = None,
-    as_json: Json = False,
+    out: Path = option(Path("demo"), OUTPUT, "The folder to write."),
+    seed: int = option(0, TRAINING, "Random seed of the pictures and of initialisation.", min=0),
+    threads: int | None = THREADS,
+    as_json: bool = JSON,
 ) -> None:
     """Train three tasks on one small ViT, compose them, and check every promise."""
     from rich.console import Console
@@ -49,23 +46,19 @@ def demo(
 
 @app.command(name="bench")
 def bench_command(
-    backbone: Annotated[
-        str | None,
-        option(MODEL, "Path or Hub id of the backbone; pico if not given.", metavar="BACKBONE"),
-    ] = None,
-    shape: Annotated[
-        str | None,
-        option(
-            MODEL, "Or a shape with random weights, in place of a backbone.", metavar="ViT-B/32"
-        ),
-    ] = None,
-    tasks: Annotated[str, option(TASK, "Numbers of tasks.", metavar="A,B")] = "1,10,100",
-    batch: Annotated[str, option(RESOURCES, "Batch sizes.", metavar="A,B")] = "1,16",
-    cells: Annotated[int, option(TASK, "Memory cells at every layer.")] = MethodFlags().cells,
-    seconds: Annotated[float, option(RESOURCES, "Seconds per table; more gives less noise.")] = 5.0,
-    device: Device = "auto",
-    threads: Threads = None,
-    as_json: Json = False,
+    backbone: str | None = option(
+        None, MODEL, "Path or Hub id of the backbone; pico if not given.", metavar="BACKBONE"
+    ),
+    shape: str | None = option(
+        None, MODEL, "Or a shape with random weights, in place of a backbone.", metavar="ViT-B/32"
+    ),
+    tasks: str = option("1,10,100", TASK, "Numbers of tasks.", metavar="A,B"),
+    batch: str = option("1,16", RESOURCES, "Batch sizes.", metavar="A,B"),
+    cells: int = option(MethodFlags().cells, TASK, "Memory cells at every layer."),
+    seconds: float = option(5.0, RESOURCES, "Seconds per table; more gives less noise."),
+    device: str = DEVICE,
+    threads: int | None = THREADS,
+    as_json: bool = JSON,
 ) -> None:
     """Measure the speed of tasks against the plain backbone and against separate models."""
     from engram.experiments.bench import BenchSettings, bench
@@ -80,39 +73,34 @@ def bench_command(
 @app.command(name="reproduce")
 @flags_from({ColumnOptions: DATA, Recipe: TRAINING}, RECIPES["paper"])
 def reproduce_command(
-    dataset: Annotated[str, option(DATA, "A preset such as cifar100, or data.", metavar="DATA")],
-    backbone: Annotated[
-        str, option(TASK, "Path or Hub id of the backbone.", metavar="BACKBONE")
-    ] = "google/vit-base-patch32-224-in21k",
-    out: Annotated[
-        Path, option(OUTPUT, "The folder to write; run again to continue.", "-o", "--out")
-    ] = Path("reproduce"),
-    table: Annotated[
-        str,
-        option(
-            TASK,
-            "Which rows: 2, 4, poster, 2b, 4.4 (concatenation without the mask) or rates.",
-            autocompletion=among(("2", "4", "poster", "2b", "4.4", "rates")),
-        ),
-    ] = "2",
-    beside: Annotated[
-        list[Path] | None,
-        option(
-            TASK,
-            "For table 4.4: a folder that this command wrote for other data; repeatable.",
-            metavar="FOLDER",
-        ),
-    ] = None,
-    lr: Annotated[
-        str, option(TRAINING, "Learning rates, in place of the usual grid.", metavar="A,B")
-    ] = "",
-    seeds: Annotated[int, option(TRAINING, "Seeds for every learning rate.")] = 1,
-    image_size: ImageSize = None,
-    dry_run: Annotated[
-        bool, option(OUTPUT, "Print what would be trained, and stop.", "--dry-run")
-    ] = False,
-    threads: Threads = None,
-    as_json: Json = False,
+    dataset: str = option(..., DATA, "A preset such as cifar100, or data.", metavar="DATA"),
+    backbone: str = option(
+        "google/vit-base-patch32-224-in21k",
+        TASK,
+        "Path or Hub id of the backbone.",
+        metavar="BACKBONE",
+    ),
+    out: Path = option(
+        Path("reproduce"), OUTPUT, "The folder to write; run again to continue.", "-o", "--out"
+    ),
+    table: str = option(
+        "2",
+        TASK,
+        "Which rows: 2, 4, poster, 2b, 4.4 (concatenation without the mask) or rates.",
+        autocompletion=among(("2", "4", "poster", "2b", "4.4", "rates")),
+    ),
+    beside: list[Path] | None = option(
+        None,
+        TASK,
+        "For table 4.4: a folder that this command wrote for other data; repeatable.",
+        metavar="FOLDER",
+    ),
+    lr: str = option("", TRAINING, "Learning rates, in place of the usual grid.", metavar="A,B"),
+    seeds: int = option(1, TRAINING, "Seeds for every learning rate."),
+    image_size: int | None = IMAGE_SIZE,
+    dry_run: bool = option(False, OUTPUT, "Print what would be trained, and stop.", "--dry-run"),
+    threads: int | None = THREADS,
+    as_json: bool = JSON,
     *,
     flags: Given,
 ) -> None:

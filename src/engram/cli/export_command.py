@@ -6,29 +6,27 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from engram.cli.application import (
-    Backbone,
-    Batch,
-    Json,
-    Overwrite,
-    Split,
-    TaskData,
-    Tasks,
-    Threads,
-    Workers,
+    BACKBONE,
+    JSON,
+    OVERWRITE,
+    SPLIT,
+    TASK_DATA,
+    TASKS,
+    THREADS,
+    WORKERS,
     app,
 )
 from engram.cli.bars import bars
-from engram.cli.flags import DATA, OUTPUT, flags_from, option
+from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_from, option
 from engram.cli.inputs import labelled_task
 from engram.cli.terminal import show
 from engram.errors import EngramError
 from engram.train.options import ColumnOptions
-from engram.util.cpus import DECODERS
 from engram.util.description import Description
 from engram.util.settings import Given
 
@@ -44,47 +42,39 @@ Metrics = Mapping[str, Mapping[str, Any]]  # by task
 @app.command(name="export")
 @flags_from({ColumnOptions: DATA})
 def export_command(
-    sources: Annotated[
-        list[Path], typer.Argument(metavar="BUNDLE", help="A bundle, or engrams for one backbone.")
-    ],
-    out: Annotated[
-        Path | None, option(OUTPUT, "The file to write: .onnx or .pt2.", "-o", "--out")
-    ] = None,
-    web: Annotated[
-        Path | None,
-        option(
-            OUTPUT,
-            "A folder of static files to write: a page that runs all tasks in a browser.",
-            metavar="FOLDER",
-        ),
-    ] = None,
-    runtime: Annotated[
-        Path | None,
-        option(
-            OUTPUT,
-            "With --web: the npm package onnxruntime-web to copy files from, a folder or the "
-            ".tgz of npm pack; by default the page loads them from a CDN.",
-            metavar="PACKAGE",
-        ),
-    ] = None,
-    int8: Annotated[
-        bool | None,
-        option(
-            OUTPUT,
-            "int8 quantisation of the linear layers: faster, less exact. With --web: weights in "
-            "int8, or in float32, in place of float16.",
-            "--int8/--no-int8",
-        ),
-    ] = None,
-    tasks: Tasks = None,
-    data: TaskData = None,
-    split: Split = "test",
-    backbone: Backbone = None,
-    batch: Batch = 32,
-    workers: Workers = DECODERS,
-    overwrite: Overwrite = False,
-    threads: Threads = None,
-    as_json: Json = False,
+    sources: list[Path] = typer.Argument(
+        metavar="BUNDLE", help="A bundle, or engrams for one backbone."
+    ),
+    out: Path | None = option(None, OUTPUT, "The file to write: .onnx or .pt2.", "-o", "--out"),
+    web: Path | None = option(
+        None,
+        OUTPUT,
+        "A folder of static files to write: a page that runs all tasks in a browser.",
+        metavar="FOLDER",
+    ),
+    runtime: Path | None = option(
+        None,
+        OUTPUT,
+        "With --web: the npm package onnxruntime-web to copy files from, a folder or the "
+        ".tgz of npm pack; by default the page loads them from a CDN.",
+        metavar="PACKAGE",
+    ),
+    int8: bool | None = option(
+        None,
+        OUTPUT,
+        "int8 quantisation of the linear layers: faster, less exact. With --web: weights in "
+        "int8, or in float32, in place of float16.",
+        "--int8/--no-int8",
+    ),
+    tasks: list[str] | None = TASKS,
+    data: list[str] | None = TASK_DATA,
+    split: str = SPLIT,
+    backbone: str | None = BACKBONE,
+    batch: int = option(32, RESOURCES, "Images per pass."),
+    workers: int = WORKERS,
+    overwrite: bool = OVERWRITE,
+    threads: int | None = THREADS,
+    as_json: bool = JSON,
     *,
     flags: Given,
 ) -> None:

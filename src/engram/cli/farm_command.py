@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engram.cli.application import Json, Threads, app
+from engram.cli.application import JSON, THREADS, app
 from engram.cli.bars import bars
 from engram.cli.flags import OUTPUT, RESOURCES, flags_from, option
 from engram.cli.terminal import announce, complain, is_first, show
@@ -33,30 +33,24 @@ _STATES = ("waiting", "running", "done", "failed")
 @app.command(name="farm")
 @flags_from({FarmSettings: RESOURCES})
 def farm_command(
-    jobs: Annotated[Path, typer.Argument(metavar="JOBS.toml", help=_JOBS)],
-    out: Annotated[
-        Path | None,
-        option(
-            OUTPUT,
-            "Bundle for the tasks of jobs that name none (default: JOBS.farm/bundle).",
-            "-o",
-            "--out",
-            metavar="BUNDLE",
-        ),
-    ] = None,
-    overwrite: Annotated[
-        bool,
-        option(
-            OUTPUT,
-            "Retrain jobs whose options have changed, and replace their tasks.",
-            "--overwrite",
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool, option(OUTPUT, "Check the jobs, print them, and stop.", "--dry-run")
-    ] = False,
-    threads: Threads = None,
-    as_json: Json = False,
+    jobs: Path = typer.Argument(metavar="JOBS.toml", help=_JOBS),
+    out: Path | None = option(
+        None,
+        OUTPUT,
+        "Bundle for the tasks of jobs that name none (default: JOBS.farm/bundle).",
+        "-o",
+        "--out",
+        metavar="BUNDLE",
+    ),
+    overwrite: bool = option(
+        False,
+        OUTPUT,
+        "Retrain jobs whose options have changed, and replace their tasks.",
+        "--overwrite",
+    ),
+    dry_run: bool = option(False, OUTPUT, "Check the jobs, print them, and stop.", "--dry-run"),
+    threads: int | None = THREADS,
+    as_json: bool = JSON,
     *,
     flags: Given,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field
 from inspect import Parameter, signature
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import typer
 
@@ -27,9 +27,9 @@ PANELS = DATA, MODEL, TASK, TRAINING, HUB, RESOURCES, OUTPUT = (
 N = TypeVar("N", int, float)
 
 
-def option(panel: str | None, about: str, *names: str, **others: Any) -> Any:
-    """An option of a command, with its panel and line of `--help`."""
-    return typer.Option(*names, help=about, rich_help_panel=panel, **others)
+def option(default: Any, panel: str | None, about: str, *names: str, **others: Any) -> Any:
+    """An option of a command, with its panel and line of `--help`; `...` is no default."""
+    return typer.Option(default, *names, help=about, rich_help_panel=panel, **others)
 
 
 def flags_from(
@@ -49,7 +49,7 @@ def flags_from(
 
     def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         own = signature(command)
-        hints = get_type_hints(command, include_extras=True)
+        hints = get_type_hints(command)
         parameters = [
             parameter.replace(annotation=hints[parameter.name])
             for parameter in own.parameters.values()
@@ -93,18 +93,18 @@ def _options(items: list[Field[Any]], panel: str, defaults: Any) -> Iterator[Par
         if kind is not bool and not (default in ("", ()) or default is None):
             shown = item.metadata["shown"] if default == item.default else default
             notes.append(f"default: {shown}")
-        flag = typer.Option(
+        plain = kind is bool and not default
+        flag = option(
+            False if plain else None,
+            item.metadata["group"] or panel,
+            help_line(about, *notes),
             f"--{called}/--no-{called}" if default is True else f"--{called}",
-            help=help_line(about, *notes),
             show_default=False,
             metavar=item.metadata["metavar"] or None,
             autocompletion=among(item.metadata["offers"]) if item.metadata["offers"] else None,
-            rich_help_panel=item.metadata["group"] or panel,
         )
-        plain = kind is bool and not default
-        hint = Annotated[kind, flag] if plain else Annotated[kind | None, flag]
-        absent = False if plain else None
-        yield Parameter(item.name, Parameter.KEYWORD_ONLY, default=absent, annotation=hint)
+        hint = kind if plain else kind | None
+        yield Parameter(item.name, Parameter.KEYWORD_ONLY, default=flag, annotation=hint)
 
 
 def help_line(about: str, *notes: str) -> str:
@@ -115,7 +115,7 @@ def help_line(about: str, *notes: str) -> str:
 
 def _panel(parameter: Parameter) -> int:
     """The place of a parameter in `--help`: arguments, then the panels in their order."""
-    info = parameter.annotation.__metadata__[0]
+    info = parameter.default
     if isinstance(info, typer.models.ArgumentInfo):
         return -1
     return PANELS.index(info.rich_help_panel) if info.rich_help_panel in PANELS else len(PANELS)

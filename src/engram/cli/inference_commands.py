@@ -7,23 +7,23 @@ from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from engram.cli.application import (
-    Backbone,
-    BackboneDtype,
-    Batch,
-    Device,
-    Engrams,
-    Json,
-    Precision,
-    Split,
-    TaskData,
-    Tasks,
-    Threads,
-    Workers,
+    BACKBONE,
+    BACKBONE_DTYPE,
+    BATCH,
+    DEVICE,
+    ENGRAMS,
+    JSON,
+    PRECISION,
+    SPLIT,
+    TASK_DATA,
+    TASKS,
+    THREADS,
+    WORKERS,
     app,
 )
 from engram.cli.bars import bars
@@ -33,7 +33,6 @@ from engram.cli.terminal import announce, show
 from engram.cli.words import embed_texts
 from engram.errors import EngramError
 from engram.train.options import ColumnOptions, DataOptions
-from engram.util.cpus import DECODERS
 from engram.util.description import Description
 from engram.util.settings import Given
 from engram.util.text import counted
@@ -54,31 +53,25 @@ _SHOWN_CLASSES = _SHOWN_CHANGES = 20  # in the tables of --against
 @app.command(name="eval")
 @flags_from({ColumnOptions: DATA})
 def eval_command(
-    sources: Engrams,
-    data: TaskData = None,
-    split: Split = "test",
-    backbone: Backbone = None,
-    batch: Batch = 64,
-    workers: Workers = DECODERS,
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    backbone_dtype: BackboneDtype = "fp32",
-    skip_bad: Annotated[
-        bool, option(DATA, "Leave unreadable images out of the count.", "--skip-bad")
-    ] = False,
-    against: Annotated[
-        list[Path] | None,
-        option(
-            None,
-            "An earlier version of a task, or a bundle of them, to compare with; repeatable.",
-            metavar="FILE",
-        ),
-    ] = None,
-    report: Annotated[
-        Path | None, option(OUTPUT, "Also write a page.", metavar="FILE.html")
-    ] = None,
-    threads: Threads = None,
-    as_json: Json = False,
+    sources: list[Path] = ENGRAMS,
+    data: list[str] | None = TASK_DATA,
+    split: str = SPLIT,
+    backbone: str | None = BACKBONE,
+    batch: int = BATCH,
+    workers: int = WORKERS,
+    device: str = DEVICE,
+    precision: str = PRECISION,
+    backbone_dtype: str = BACKBONE_DTYPE,
+    skip_bad: bool = option(False, DATA, "Leave unreadable images out of the count.", "--skip-bad"),
+    against: list[Path] | None = option(
+        None,
+        None,
+        "An earlier version of a task, or a bundle of them, to compare with; repeatable.",
+        metavar="FILE",
+    ),
+    report: Path | None = option(None, OUTPUT, "Also write a page.", metavar="FILE.html"),
+    threads: int | None = THREADS,
+    as_json: bool = JSON,
     *,
     flags: Given,
 ) -> None:
@@ -234,51 +227,41 @@ def _describe_metrics(
 @app.command(name="embed")
 @flags_from({DataOptions: DATA})
 def embed_command(
-    out: Annotated[
-        Path,
-        option(
-            OUTPUT,
-            "The file to write: .parquet or .npz. An existing one is replaced.",
-            "-o",
-            "--out",
-            metavar="FILE",
-        ),
-    ],
-    data: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="DATA…", help="Images or folders of them, or one labelled dataset."),
-    ] = None,
-    texts: Annotated[
-        list[str] | None,
-        option(
-            DATA,
-            "A text to embed, in place of images, with a CLIP or SigLIP as --backbone; repeatable.",
-            "--text",
-        ),
-    ] = None,
-    engrams: Annotated[
-        list[Path] | None,
-        option(
-            None, "Engrams or bundles to embed for too; repeatable.", "--engram", metavar="FILE"
-        ),
-    ] = None,
-    backbone: Annotated[
-        str | None,
-        option(
-            None,
-            "Path or Hub id of the backbone; by default the engrams' own, or what suits the "
-            "size of the images.",
-            metavar="BACKBONE",
-        ),
-    ] = None,
-    tasks: Tasks = None,
-    batch: Batch = 64,
-    workers: Workers = DECODERS,
-    backbone_dtype: BackboneDtype = "fp32",
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    threads: Threads = None,
-    as_json: Json = False,
+    out: Path = option(
+        ...,
+        OUTPUT,
+        "The file to write: .parquet or .npz. An existing one is replaced.",
+        "-o",
+        "--out",
+        metavar="FILE",
+    ),
+    data: list[str] | None = typer.Argument(
+        None, metavar="DATA…", help="Images or folders of them, or one labelled dataset."
+    ),
+    texts: list[str] | None = option(
+        None,
+        DATA,
+        "A text to embed, in place of images, with a CLIP or SigLIP as --backbone; repeatable.",
+        "--text",
+    ),
+    engrams: list[Path] | None = option(
+        None, None, "Engrams or bundles to embed for too; repeatable.", "--engram", metavar="FILE"
+    ),
+    backbone: str | None = option(
+        None,
+        None,
+        "Path or Hub id of the backbone; by default the engrams' own, or what suits the "
+        "size of the images.",
+        metavar="BACKBONE",
+    ),
+    tasks: list[str] | None = TASKS,
+    batch: int = BATCH,
+    workers: int = WORKERS,
+    backbone_dtype: str = BACKBONE_DTYPE,
+    device: str = DEVICE,
+    precision: str = PRECISION,
+    threads: int | None = THREADS,
+    as_json: bool = JSON,
     *,
     flags: Given,
 ) -> None:

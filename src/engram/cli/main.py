@@ -27,7 +27,6 @@ from engram.cli import (  # noqa: F401
     predict_command,
     service_commands,
     store_commands,
-    teach_command,
     training_commands,
 )
 from engram.cli.application import app

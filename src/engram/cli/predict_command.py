@@ -5,20 +5,20 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from engram.cli.application import (
-    Backbone,
-    BackboneDtype,
-    Device,
-    EngineName,
-    Json,
-    Overwrite,
-    Precision,
-    Tasks,
-    Threads,
+    BACKBONE,
+    BACKBONE_DTYPE,
+    DEVICE,
+    ENGINE,
+    JSON,
+    OVERWRITE,
+    PRECISION,
+    TASKS,
+    THREADS,
     app,
 )
 from engram.cli.bars import bars
@@ -39,47 +39,39 @@ if TYPE_CHECKING:
 @app.command(name="predict")
 @flags_from({BulkSettings: "With --out", ClusterSettings: "With --on"})
 def predict_command(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILE… IMAGE…",
-            help="Engrams or bundles, and images or folders; with --out also tables, lists, "
-            "archives and addresses.",
-        ),
-    ],
-    backbone: Backbone = None,
-    tasks: Tasks = None,
-    top_k: Annotated[int, option(OUTPUT, "Number of classes to return per task.")] = 3,
-    masks: Annotated[
-        Path | None,
-        option(OUTPUT, "Write masks and heat maps into this folder, as PNG.", metavar="FOLDER"),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        option(
-            OUTPUT,
-            "Write answers to a .parquet, .jsonl or .csv file, or to a folder of parquet "
-            "files, as they come. If interrupted, the same command continues.",
-            "-o",
-            "--out",
-        ),
-    ] = None,
-    overwrite: Overwrite = False,
-    on: Annotated[
-        str | None,
-        option(
-            RESOURCES,
-            "Run on Ray, with --out: ray starts Ray on this machine, HOST:PORT or "
-            "ray://HOST:PORT connects to a cluster.",
-            metavar="CLUSTER",
-        ),
-    ] = None,
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    backbone_dtype: BackboneDtype = "fp32",
-    engine: EngineName = "torch",
-    threads: Threads = None,
-    as_json: Json = False,
+    sources: list[str] = typer.Argument(
+        metavar="FILE… IMAGE…",
+        help="Engrams or bundles, and images or folders; with --out also tables, lists, "
+        "archives and addresses.",
+    ),
+    backbone: str | None = BACKBONE,
+    tasks: list[str] | None = TASKS,
+    top_k: int = option(3, OUTPUT, "Number of classes to return per task."),
+    masks: Path | None = option(
+        None, OUTPUT, "Write masks and heat maps into this folder, as PNG.", metavar="FOLDER"
+    ),
+    out: Path | None = option(
+        None,
+        OUTPUT,
+        "Write answers to a .parquet, .jsonl or .csv file, or to a folder of parquet "
+        "files, as they come. If interrupted, the same command continues.",
+        "-o",
+        "--out",
+    ),
+    overwrite: bool = OVERWRITE,
+    on: str | None = option(
+        None,
+        RESOURCES,
+        "Run on Ray, with --out: ray starts Ray on this machine, HOST:PORT or "
+        "ray://HOST:PORT connects to a cluster.",
+        metavar="CLUSTER",
+    ),
+    device: str = DEVICE,
+    precision: str = PRECISION,
+    backbone_dtype: str = BACKBONE_DTYPE,
+    engine: str = ENGINE,
+    threads: int | None = THREADS,
+    as_json: bool = JSON,
     *,
     flags: Given,
 ) -> None:

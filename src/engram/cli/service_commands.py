@@ -7,11 +7,10 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from engram.cli.application import Backbone, Json, app
+from engram.cli.application import BACKBONE, JSON, app
 from engram.cli.bars import bars
 from engram.cli.flags import OUTPUT, flags_from, option
 from engram.cli.terminal import show
@@ -23,30 +22,25 @@ from engram.util.settings import Given
 @app.command(name="serve")
 @flags_from({Settings: "Service"})
 def serve_command(
-    sources: Annotated[
-        list[Path],
-        typer.Argument(metavar="BUNDLE|FILE…", help="A bundle, or engrams as if composed."),
-    ],
-    backbone: Backbone = None,
-    token: Annotated[
-        str | None,
-        option(
-            "Access",
-            "Secret that a client must send to attach or delete tasks.",
-            envvar="ENGRAM_TOKEN",
-            show_envvar=True,
-        ),
-    ] = None,
-    ask_token: Annotated[
-        str | None,
-        option(
-            "Access",
-            "Secret that a client must send to ask; needed with --host beyond this machine.",
-            envvar="ENGRAM_ASK_TOKEN",
-            show_envvar=True,
-        ),
-    ] = None,
-    as_json: Json = False,
+    sources: list[Path] = typer.Argument(
+        metavar="BUNDLE|FILE…", help="A bundle, or engrams as if composed."
+    ),
+    backbone: str | None = BACKBONE,
+    token: str | None = option(
+        None,
+        "Access",
+        "Secret that a client must send to attach or delete tasks.",
+        envvar="ENGRAM_TOKEN",
+        show_envvar=True,
+    ),
+    ask_token: str | None = option(
+        None,
+        "Access",
+        "Secret that a client must send to ask; needed with --host beyond this machine.",
+        envvar="ENGRAM_ASK_TOKEN",
+        show_envvar=True,
+    ),
+    as_json: bool = JSON,
     *,
     flags: Given,
 ) -> None:
@@ -70,13 +64,11 @@ def serve_command(
 @app.command(name="label-studio")
 @flags_from({LabelSettings: "Service"})
 def label_studio_command(
-    task: Annotated[
-        str, typer.Argument(metavar="TASK", help="The task of the service that predicts.")
-    ],
-    out: Annotated[
-        Path, option(OUTPUT, "The folder for labelled images, one folder a class.", "-o", "--out")
-    ],
-    as_json: Json = False,
+    task: str = typer.Argument(metavar="TASK", help="The task of the service that predicts."),
+    out: Path = option(
+        ..., OUTPUT, "The folder for labelled images, one folder a class.", "-o", "--out"
+    ),
+    as_json: bool = JSON,
     *,
     flags: Given,
 ) -> None:

@@ -1,13 +1,22 @@
-"""`engram fit` and `engram sweep`."""
+"""`engram fit`, `engram sweep` and `engram teach`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from engram.cli.application import DataArgument, Json, OptionalData, OutEngram, Threads, app
+from engram.cli.application import (
+    DATA_ARGUMENT,
+    JSON,
+    OPTIONAL_DATA,
+    OUT_ENGRAM,
+    OVERWRITE,
+    OWN_BACKBONE,
+    THREADS,
+    app,
+)
 from engram.cli.bars import Watch, bars
 from engram.cli.complete import among
 from engram.cli.flags import DATA, TASK, TRAINING, flags_from, numbers, option
@@ -16,22 +25,24 @@ from engram.cli.words import check_words, fit_with_images, fit_without_images, r
 from engram.errors import EngramError, Interrupted
 from engram.methods.method_flags import REGIMES, MethodFlags
 from engram.tasks.task_settings import TaskSettings
-from engram.train.options import DataOptions, RunOptions, with_recipe_file
+from engram.train.options import ColumnOptions, DataOptions, RunOptions, with_recipe_file
 from engram.train.recipe import Recipe
 from engram.util.description import Description
 from engram.util.settings import Given
 from engram.util.text import counted
 
 if TYPE_CHECKING:
+    from engram.data.datasets import Splits
     from engram.model import MemoryViT
     from engram.tasks.kind import Kind
     from engram.train.auto import AutoResult
     from engram.train.job import TrainingJob
     from engram.train.result import Result
     from engram.train.sweep import SweepResult
+    from engram.util.progress import Progress
 
 TrainResult = TypeVar("TrainResult", bound="AutoResult | Result | SweepResult")
-TaskName = Annotated[str, option(TASK, "Name of the task.", "--task")]
+TASK_NAME = option(..., TASK, "Name of the task.", "--task")
 _REGIME_HELP = (
     "Which parameters train, and whether attention is masked; auto tries those that leave the "
     f"backbone alone (auto, {', '.join(REGIMES)}; default: auto, or {TaskSettings().regime} "
@@ -44,57 +55,48 @@ _PANELS = {DataOptions: DATA, TaskSettings: TASK, Recipe: TRAINING, RunOptions: 
 @app.command(name="fit")
 @flags_from(_PANELS)
 def fit_command(
-    task: TaskName,
-    out: OutEngram,
-    data: OptionalData = None,
-    words: Annotated[
-        str | None,
-        option(
-            TASK,
-            "Make the classes of texts, with a CLIP or SigLIP as --backbone: a file of lines, or "
-            "a list. Images are not needed; a few improve it.",
-            metavar="TEXT=CLASS,…|FILE",
-        ),
-    ] = None,
-    regime: Annotated[
-        str | None, option(TASK, _REGIME_HELP, autocompletion=among(("auto", *REGIMES)))
-    ] = None,
-    seeds: Annotated[
-        int | None, option(TRAINING, "Train this many seeds and keep the best (default: 1).")
-    ] = None,
-    more: Annotated[
-        bool,
-        option(
-            TASK,
-            "Teach the task in --from more classes, from images of these alone.",
-            "--add-classes",
-        ),
-    ] = False,
-    old: Annotated[
-        str | None,
-        option(
-            TASK, "The engram that gets more classes, with --add-classes.", "--from", metavar="FILE"
-        ),
-    ] = None,
-    soup: Annotated[
-        int | None,
-        option(
-            TRAINING,
-            "Train at this many learning rates around the default or --lr, and average the "
-            "best if validation says that it helps (default: none).",
-        ),
-    ] = None,
-    own_pass: Annotated[
-        bool,
-        option(
-            TASK,
-            "With auto: try memory, adapter and full as well, which take longer and answer in no "
-            "pass with other tasks.",
-            "--own-pass",
-        ),
-    ] = False,
-    threads: Threads = None,
-    as_json: Json = False,
+    task: str = TASK_NAME,
+    out: Path = OUT_ENGRAM,
+    data: str | None = OPTIONAL_DATA,
+    words: str | None = option(
+        None,
+        TASK,
+        "Make the classes of texts, with a CLIP or SigLIP as --backbone: a file of lines, or "
+        "a list. Images are not needed; a few improve it.",
+        metavar="TEXT=CLASS,…|FILE",
+    ),
+    regime: str | None = option(None, TASK, _REGIME_HELP, autocompletion=among(("auto", *REGIMES))),
+    seeds: int | None = option(
+        None, TRAINING, "Train this many seeds and keep the best (default: 1)."
+    ),
+    more: bool = option(
+        False,
+        TASK,
+        "Teach the task in --from more classes, from images of these alone.",
+        "--add-classes",
+    ),
+    old: str | None = option(
+        None,
+        TASK,
+        "The engram that gets more classes, with --add-classes.",
+        "--from",
+        metavar="FILE",
+    ),
+    soup: int | None = option(
+        None,
+        TRAINING,
+        "Train at this many learning rates around the default or --lr, and average the "
+        "best if validation says that it helps (default: none).",
+    ),
+    own_pass: bool = option(
+        False,
+        TASK,
+        "With auto: try memory, adapter and full as well, which take longer and answer in no "
+        "pass with other tasks.",
+        "--own-pass",
+    ),
+    threads: int | None = THREADS,
+    as_json: bool = JSON,
     *,
     flags: Given,
 ) -> None:
@@ -215,30 +217,26 @@ def _add_classes(
 @app.command(name="sweep")
 @flags_from(_PANELS)
 def sweep_command(
-    data: DataArgument,
-    task: TaskName,
-    out: OutEngram,
-    cells: Annotated[
-        str | None, option(TASK, f"Numbers of memory cells (default: {_CELLS}).", metavar="A,B")
-    ] = None,
-    lr: Annotated[str | None, option(TRAINING, "Learning rates.", metavar="A,B")] = None,
-    weight_decay: Annotated[str | None, option(TRAINING, "Weight decays.", metavar="A,B")] = None,
-    seeds: Annotated[
-        int | None, option(TRAINING, "Seeds for every combination (default: 1).")
-    ] = None,
-    refit: Annotated[
-        bool, option(TRAINING, "Train the best again, validation images included.", "--refit")
-    ] = False,
-    soup: Annotated[
-        int | None,
-        option(
-            TRAINING,
-            "Average up to this many of the best variants of one seed and number of cells, "
-            "if validation says that it helps (default: none).",
-        ),
-    ] = None,
-    threads: Threads = None,
-    as_json: Json = False,
+    data: str = DATA_ARGUMENT,
+    task: str = TASK_NAME,
+    out: Path = OUT_ENGRAM,
+    cells: str | None = option(
+        None, TASK, f"Numbers of memory cells (default: {_CELLS}).", metavar="A,B"
+    ),
+    lr: str | None = option(None, TRAINING, "Learning rates.", metavar="A,B"),
+    weight_decay: str | None = option(None, TRAINING, "Weight decays.", metavar="A,B"),
+    seeds: int | None = option(None, TRAINING, "Seeds for every combination (default: 1)."),
+    refit: bool = option(
+        False, TRAINING, "Train the best again, validation images included.", "--refit"
+    ),
+    soup: int | None = option(
+        None,
+        TRAINING,
+        "Average up to this many of the best variants of one seed and number of cells, "
+        "if validation says that it helps (default: none).",
+    ),
+    threads: int | None = THREADS,
+    as_json: bool = JSON,
     *,
     flags: Given,
 ) -> None:
@@ -287,6 +285,83 @@ def sweep_command(
     show(Description(document, rows, columns, table), as_json)
     if stopped:
         raise Interrupted(stopped)
+
+
+@app.command(name="teach")
+@flags_from({ColumnOptions: DATA})
+def teach_command(
+    data: str = DATA_ARGUMENT,
+    out: Path = OUT_ENGRAM,
+    task: str | None = option(None, TASK, "Name of the task (default: that of --from).", "--task"),
+    old: str | None = option(
+        None, TASK, "A taught engram that learns these images, too.", "--from", metavar="FILE"
+    ),
+    forget: bool = option(False, TASK, "Let the task in --from forget these images.", "--forget"),
+    statistics: str = option(
+        "on",
+        TASK,
+        "Keep statistics of the images' features, for familiarity, and to learn more, forget "
+        "and merge later (on, off).",
+        autocompletion=among(("on", "off")),
+    ),
+    backbone: str = OWN_BACKBONE,
+    overwrite: bool = OVERWRITE,
+    threads: int | None = THREADS,
+    as_json: bool = JSON,
+    *,
+    flags: Given,
+) -> None:
+    """Teach a task from one to five images a class, in a second; or teach it more images."""
+    if forget and old is None:
+        raise EngramError(
+            "--forget needs the engram that forgets these images: --from OLD.safetensors."
+        )
+    if task is None and old is None:
+        raise EngramError("The task needs a name; give --task NAME.")
+    with bars(as_json) as progress:
+        progress("starting", 0, 0)
+        from engram.data.datasets import load
+        from engram.store.format import check_free
+        from engram.train import teach as teaching
+
+        check_free(out, overwrite)  # before a download
+        progress("reading the data", 0, 0)
+        splits = load(
+            data, one_class=old is not None, **ColumnOptions(**flags[ColumnOptions]).columns()
+        )
+        model, name = _model_to_teach(backbone, splits, old, task, progress)
+        if forget:
+            result = teaching.forget(
+                model, name, splits, out=out, overwrite=overwrite, progress=progress
+            )
+        else:
+            result = teaching.teach(
+                model, name, splits, statistics=statistics, out=out, overwrite=overwrite,
+                progress=progress,
+            )  # fmt: skip
+    show(taught(result, model), as_json)
+
+
+def _model_to_teach(
+    backbone: str, splits: Splits, old: str | None, task: str | None, progress: Progress
+) -> tuple[MemoryViT, str]:
+    """A model to teach, with the old task attached if there is one, and the name of the task."""
+    from engram.model import MemoryViT
+    from engram.store.fitting import load_engram_backbone
+    from engram.store.format import read_engram
+    from engram.store.remote import single_engram_path
+    from engram.train.backbone import backbone_for
+
+    progress("loading the backbone", 0, 0)
+    if old is None:
+        assert task is not None
+        found, _ = backbone_for(backbone, splits, announce=announce, progress=progress)
+        return MemoryViT(found), task
+    engram = read_engram(single_engram_path(old))
+    engram = engram if task is None else engram.renamed(task)
+    model = MemoryViT(load_engram_backbone(engram, None if backbone == "auto" else backbone))
+    model.attach(engram)
+    return model, engram.spec.name
 
 
 def _reported(
