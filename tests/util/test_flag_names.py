@@ -1,6 +1,6 @@
 """Settings are flags at the command line and arguments in Python."""
 
-from engram.util.flag_names import flag, naming_flags
+from engram.errors import flag, naming_flags
 
 
 def test_a_setting_is_named_as_the_user_writes_it() -> None:

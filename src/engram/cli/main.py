@@ -31,8 +31,7 @@ from engram.cli import (  # noqa: F401
 )
 from engram.cli.application import app
 from engram.cli.terminal import complain, notice_or_warning
-from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker
-from engram.util.flag_names import naming_flags
+from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker, naming_flags
 from engram.util.worker_processes import ignore_pillow_warnings
 
 #: The commands in the order of `engram --help`, in groups; others come last.

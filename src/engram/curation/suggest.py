@@ -27,9 +27,9 @@ from engram.inference.bulk.sources import count_items, read_items
 from engram.inference.engine import TorchEngine, on_cpu
 from engram.inference.predict import answers_about, shown_familiarity
 from engram.model import MemoryViT
-from engram.util.devices import to_device
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
+from engram.util.tensors import to_device
 
 SIMILAR = 0.9  # cosine of standardised vectors from which two images are near-copies
 _UNSURE = 10  # times as many of the most unsure images are clustered as are chosen

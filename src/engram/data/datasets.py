@@ -29,14 +29,13 @@ from engram.data.presets import PRESETS, read_hub, read_preset
 from engram.data.python_data import PythonData, object_name, read_objects
 from engram.data.source import SPLITS, DataRequest, FoundData, Rows, StoredImage, check_split
 from engram.data.tables import TABLES, read_table
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.images.decode import image_size, read_image_file
 from engram.images.masks import Legend
 from engram.methods import Method
 from engram.tasks.kind import IGNORED
 from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec
-from engram.util.flag_names import flag
 from engram.util.text import counted, join_names
 
 

@@ -20,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from engram.data.source import DataRequest, FoundData
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.images.decode import BadImage
 from engram.images.masks import MASK_VALUES, Legend, read_mask
 from engram.tasks.kind import IGNORED
-from engram.util.flag_names import flag
 from engram.util.text import counted, join_names, printable
 
 Names: TypeAlias = Sequence[str]

@@ -36,7 +36,7 @@ from engram.model import MemoryViT
 from engram.tasks.costs import Costs, task_costs
 from engram.train.cache import keys_values
 from engram.util.description import Description
-from engram.util.devices import device_for, wait_for
+from engram.util.tensors import device_for, wait_for
 from engram.vit import ViT
 
 Step = Callable[[], None]

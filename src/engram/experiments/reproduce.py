@@ -23,7 +23,7 @@ from typing import Any
 
 from engram.backbones.load import load_backbone
 from engram.data.datasets import Splits
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.inference.evaluate import evaluate
 from engram.methods import (
     ClassToken,
@@ -46,7 +46,6 @@ from engram.train.variants import grid_of
 from engram.util.charts import Chart, Line, line_chart, side_by_side
 from engram.util.description import Description
 from engram.util.files import write_atomically
-from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, labelled, silent
 from engram.vit import ViT

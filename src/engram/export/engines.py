@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.export.runtime import RUNTIMES, OnnxModel, Runtime, require_onnx
 from engram.inference.engine import Engine, EngineSettings, OneByOne, torch_engine
 from engram.model import MemoryViT
-from engram.util.flag_names import flag
 
 
 def make_engine(model: MemoryViT, settings: EngineSettings, before: Engine | None = None) -> Engine:

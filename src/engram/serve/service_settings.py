@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
 
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.serve.hosts import host_name
 from engram.serve.log import LOGS
-from engram.util.flag_names import flag
 from engram.util.settings import (
     ABOUT_BACKBONE_DTYPE,
     ABOUT_DEVICE,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.store.bundles import (
     VERSIONS,
     Bundle,
@@ -43,7 +43,6 @@ from engram.util.files import (
     sync_folder,
     write_atomically,
 )
-from engram.util.flag_names import flag
 from engram.util.hub import PathOrHubId
 from engram.util.text import join_names
 

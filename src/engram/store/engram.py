@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 
 from engram.backbones.shape import MAX_PATCHES, BackboneShape, can_be_cut
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.images.preprocessing import Preprocessing
 from engram.tasks.class_statistics import HALF, PREFIX
 from engram.tasks.feature_sums import DOUBLE, FeatureSums
 from engram.tasks.spec import TaskSpec
 from engram.util.documents import jsonable
-from engram.util.flag_names import flag
 from engram.util.tensors import tensors_hash
 from engram.util.text import printable, summarise_names, utf8
 from engram.vit import ViT

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engram.backbones.load import check_dtype, load_backbone
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.store.engram import Engram
 from engram.tasks.spec import check_shared_pass
-from engram.util.flag_names import flag
 from engram.util.hub import PathOrHubId
 from engram.util.text import printable
 from engram.vit import ViT

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.store.bundles import Bundle, is_bundle, read_engrams
 from engram.store.cards import hub_id, write_card
 from engram.store.compose import write_bundle
@@ -21,7 +21,6 @@ from engram.store.portable import paths_in_class_names, without_local_paths
 from engram.store.remote import CARD, MANIFEST, fetch_engrams, local_path
 from engram.util import hub
 from engram.util.files import make_folder, write_atomically
-from engram.util.flag_names import flag
 from engram.util.hub import PathOrHubId
 
 

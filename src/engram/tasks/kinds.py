@@ -26,11 +26,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.tasks import calibration, metrics
+from engram.tasks import metrics
 from engram.tasks.heads import BankHead, Fitted, HeadSizes, MaskHead, NumberHead, TaskHead
 from engram.tasks.kind import IGNORED, ColumnType, Kind, Reading, Weights
 from engram.tasks.metrics import Pairs
-from engram.util.devices import to_device
+from engram.util.tensors import to_device
 
 
 class Classification(Kind):
@@ -62,7 +62,7 @@ class Classification(Kind):
         return torch.where(counts > 0, len(labels) / (counts > 0).sum() / counts, 0.0)
 
     def temperature(self, logits: Tensor, labels: Tensor) -> float:
-        return calibration.temperature(logits, labels)
+        return metrics.temperature(logits, labels)
 
     def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
         return metrics.classification_metrics(kept, unreadable)
@@ -134,7 +134,7 @@ class Multilabel(Kind):
 
     def temperature(self, logits: Tensor, labels: Tensor) -> float:
         """One for the sigmoids of all classes: a rare class has too few images for its own."""
-        return calibration.temperature(*calibration.as_pairs(logits, labels))
+        return metrics.temperature(*metrics.as_pairs(logits, labels))
 
     def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
         return metrics.multilabel_metrics(kept, fitted["thresholds"].float().cpu())

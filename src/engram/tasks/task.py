@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from engram.backbones.shape import BackboneShape
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.methods import Base
 from engram.methods.method import Method, TaskInput
 from engram.methods.method_flags import CLASS_INITS
@@ -18,7 +18,6 @@ from engram.tasks.heads import BackboneHead, Fitted, TaskHead
 from engram.tasks.kind import Kind, Reading
 from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec, check_shared_pass
-from engram.util.flag_names import flag
 from engram.util.tensors import VersionedCache
 from engram.vit import ViT
 

@@ -12,7 +12,7 @@ from typing import Any
 from engram.data.datasets import Splits, check_fits, load
 from engram.data.loader import Transform
 from engram.data.python_data import PythonData
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.methods.method import Needs
 from engram.model import MemoryViT
 from engram.store.format import read_engram
@@ -32,7 +32,6 @@ from engram.train.solve import Solver
 from engram.train.trackers import run_callbacks
 from engram.train.training import Training
 from engram.train.validation import HeldOut, with_held_out
-from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 

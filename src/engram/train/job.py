@@ -11,7 +11,7 @@ import numpy as np
 
 from engram.data.datasets import Splits
 from engram.data.overview import warnings
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.methods import method_class
 from engram.methods.method_flags import ONE_CLASS_REGIME
 from engram.model import MemoryViT
@@ -33,7 +33,6 @@ from engram.train.soup import spread
 from engram.train.sweep import SweepResult, sweep
 from engram.train.teach import teach
 from engram.train.trackers import trackers_named
-from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress
 from engram.util.settings import Given

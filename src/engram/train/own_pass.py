@@ -18,7 +18,7 @@ import torch
 
 from engram.data.datasets import Splits
 from engram.data.folds import NONE, Folds
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.inference.evaluate import answers
 from engram.methods import METHODS, FullAdapter, FullMemory, FullTuning
 from engram.model import MemoryViT
@@ -31,7 +31,6 @@ from engram.train.recipe import learning_rate
 from engram.train.run import Run
 from engram.train.validation import Estimator, HeldOut
 from engram.train.variants import Setting, SweepRunner, Trained, Variant
-from engram.util.flag_names import flag
 from engram.util.progress import labelled
 
 #: The regimes that are tried, those with the fewest parameters first.

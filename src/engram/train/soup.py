@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.store.merging import average, normalise_weights
 from engram.tasks.kind import Kind
 from engram.train.choice import best_of
 from engram.train.variants import Measure, Trained, Variant
-from engram.util.flag_names import flag
 
 
 @dataclass(frozen=True)

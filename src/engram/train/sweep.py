@@ -12,7 +12,7 @@ from typing import Any
 
 from engram.data.datasets import Splits, load
 from engram.data.python_data import PythonData
-from engram.errors import EngramError, Interrupted
+from engram.errors import EngramError, Interrupted, flag
 from engram.methods import Masked
 from engram.model import MemoryViT
 from engram.store.engram import Engram
@@ -30,7 +30,6 @@ from engram.train.soup import Soup, best_soup, check_soup
 from engram.train.trackers import csv_text, run_callbacks
 from engram.train.validation import with_held_out
 from engram.train.variants import Setting, SweepRunner, Trained, Variant, grid_of
-from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 

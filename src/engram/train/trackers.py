@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from engram.data.datasets import Splits
-from engram.errors import EngramError, Interrupted, Notice
+from engram.errors import EngramError, Interrupted, Notice, flag
 from engram.train.callbacks import Callback, Callbacks, RunStart
 from engram.train.recipe_file import RecipeFile
 from engram.train.result import RunResult
 from engram.train.run import Run
 from engram.util.documents import load_json
 from engram.util.files import make_folder, private, write_atomically
-from engram.util.flag_names import flag
 from engram.util.optional import require
 from engram.util.text import first_line, utf8
 

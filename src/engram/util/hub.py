@@ -37,8 +37,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import tqdm
 
-from engram.errors import EngramError
-from engram.util.flag_names import flag
+from engram.errors import EngramError, flag
 from engram.util.progress import Progress
 from engram.util.text import explained, first_line
 

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import Field, field, fields
 from typing import TYPE_CHECKING, Any
 
-from engram.errors import EngramError
-from engram.util.flag_names import flag
+from engram.errors import EngramError, flag
 from engram.util.schema import Array, Boolean, Integer, Invalid, Nullable, Real, Rule, String
 
 if TYPE_CHECKING:

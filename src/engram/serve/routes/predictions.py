@@ -40,7 +40,7 @@ from engram.serve.routes.schemas import (
 )
 from engram.serve.routes.writing import dump_json, numbers
 from engram.serve.tokens import Tokens
-from engram.util.devices import to_device
+from engram.util.tensors import to_device
 
 Maps = tuple[bool, Tensor, Tensor]  # pooled, shares (l, parts), patches (l, rows, columns)
 
