@@ -35,6 +35,11 @@ def _choice(default: str, choices: tuple[str, ...], about: str) -> Any:
     return option(default, RESOURCES, line, autocompletion=among(choices))
 
 
+def _compute_with(threads: int | None) -> None:
+    if threads:
+        use_threads(threads)
+
+
 JSON = option(False, OUTPUT, "Print one JSON document for machines.", "--json")
 _DATA_HELP = "A folder, a table, .npz, hf:NAME, digits or a preset."
 DATA_ARGUMENT = typer.Argument(metavar="DATA", help=_DATA_HELP)
@@ -65,12 +70,12 @@ IMAGE_SIZE = option(None, TASK, "Height and width of images in pixels, if not th
 ENGRAMS = typer.Argument(metavar="FILE", help="Engrams or bundles.")
 BATCH = option(64, RESOURCES, "Images per pass.")
 WORKERS = option(DECODERS, RESOURCES, "Processes that decode images.", show_default=DECODERS_SHOWN)
-THREADS = option(  # for every command that computes; the callback does it
+THREADS = option(  # for every command that computes
     None,
     RESOURCES,
     "Number of CPU threads (default: one for each CPU that the process may use).",
     min=1,
-    callback=lambda count: count and use_threads(count),
+    callback=_compute_with,
     show_default=False,
 )
 DEVICE = option("auto", RESOURCES, help_line(ABOUT_DEVICE), metavar="NAME")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from engram.errors import EngramError
 from engram.util.files import open_regular
 from engram.util.parquet import batches, open_parquet
 from engram.util.progress import Progress, silent
-from engram.util.text import first_line
+from engram.util.text import explained, first_line
 
 FAMILIARITY, PROBABILITY, SHARE, TOP = ".familiarity", ".probability", ".share", ".top"
 _UNUSED = (".logits", ".embedding", ".mask")
@@ -56,7 +55,14 @@ class AnswerTable:
 def read_answers(path: Path, progress: Progress = silent) -> AnswerTable:
     """Read a table of answers; an EngramError if it is none."""
     table = AnswerTable(path)
-    with _sentence(path):
+    with explained(
+        lambda error: (
+            f"{path} cannot be read as a table of answers ({first_line(error)}); give one that "
+            "engram predict --out wrote: .parquet, .jsonl or .csv, or a folder of parquet files."
+        )
+    ):
+        if not path.exists():
+            raise EngramError(f"There is no {path}; give a table of engram predict --out.")
         for row in _rows(path):
             _add(table, row)
             if table.rows % _EVERY == 0:
@@ -69,21 +75,6 @@ def read_answers(path: Path, progress: Progress = silent) -> AnswerTable:
             "images can be read."
         )
     return table
-
-
-@contextmanager
-def _sentence(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except EngramError:
-        raise
-    except FileNotFoundError:
-        raise EngramError(f"There is no {path}; give a table of engram predict --out.") from None
-    except Exception as error:  # on hostile bytes the libraries raise nearly anything
-        raise EngramError(
-            f"{path} cannot be read as a table of answers ({first_line(error)}); give one that "
-            "engram predict --out wrote: .parquet, .jsonl or .csv, or a folder of parquet files."
-        ) from error
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -103,7 +94,6 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
         with open_regular(path) as file:
             yield from csv_rows(open_text(file, "surrogateescape"))
     else:
-        open_regular(path).close()  # a path with nothing there says so
         raise ValueError(f"its name ends in {suffix or 'no suffix'}")
 
 

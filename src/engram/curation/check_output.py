@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -223,7 +223,12 @@ class _Shown:
 
 def write_page(check: Check, model: MemoryViT, path: Path) -> Path:
     """Write the page and return its path."""
-    picture = _pictures(check, model)
+
+    @cache
+    def picture(sample: Sample) -> Thumbnail:
+        alt = f"{short_name(check, sample)}: {label_words(*sample)}"
+        return thumbnail(backbone_view(model, *sample), alt)
+
     sections = [
         Section("summary", "Summary", [Facts(list(summary(check)))]),
         *(_image_section(check, kind, picture) for kind in _kinds(check)),
@@ -238,20 +243,6 @@ def write_page(check: Check, model: MemoryViT, path: Path) -> Path:
         sections=[section for section in sections if section.contents],
         backbone=model.backbone,
     )
-
-
-def _pictures(check: Check, model: MemoryViT) -> Callable[[Sample], Thumbnail]:
-    """Makes the small picture of an image, once."""
-    made: dict[str, Thumbnail] = {}
-
-    def picture(sample: Sample) -> Thumbnail:
-        called = name(sample)
-        if called not in made:
-            alt = f"{short_name(check, sample)}: {label_words(*sample)}"
-            made[called] = thumbnail(backbone_view(model, *sample), alt)
-        return made[called]
-
-    return picture
 
 
 def _kinds(check: Check) -> Iterator[_Shown]:

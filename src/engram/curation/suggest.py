@@ -14,9 +14,9 @@ from itertools import islice
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from engram.data.near_duplicates import SIMILAR, directions
 from engram.errors import EngramError
 from engram.images.preprocessing import normalise
 from engram.inference.bulk.addresses import Allowed
@@ -31,7 +31,6 @@ from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 from engram.util.tensors import to_device
 
-SIMILAR = 0.9  # cosine of standardised vectors from which two images are near-copies
 _UNSURE = 10  # times as many of the most unsure images are clustered as are chosen
 _TYPICAL = 5_000  # images that are clustered where none is more unsure than another
 _ITERATIONS = 10  # of k-means
@@ -232,9 +231,8 @@ def choose(
     much as it is unsure, and of each cluster the image in its middle is chosen (Zhdanov, 2019). The
     clusters with most uncertainty come first. Without uncertainty all images count alike.
     """
-    every = torch.cat([vectors, labelled])
-    centre, deviation = every.mean(0), every.std(0, unbiased=False).clamp(min=1e-6)
-    x, known = (F.normalize((rows - centre) / deviation, dim=1) for rows in (vectors, labelled))
+    sizes = [len(vectors), len(labelled)]
+    x, known = directions(torch.cat([vectors, labelled])).split(sizes)
     free = torch.ones(len(x), dtype=torch.bool)
     for part in torch.split(known, _ROWS) if len(known) else ():
         free &= (x @ part.mT).amax(1) <= SIMILAR

@@ -387,9 +387,7 @@ def _numbered(
     return Splits(
         name,
         tuple(classes),
-        train=datasets.get("train"),
-        val=datasets.get("val"),
-        test=datasets.get("test"),
+        **datasets,
         augment=found.augment,
         flip=found.flip,
         left_out=found.left_out,

@@ -116,9 +116,9 @@ def push(
     card = write_card(address.repo, outgoing, files, bundle=bundle, license=license)
     files[CARD] = card.encode()
     message = message or f"Push {', '.join(engram.spec.name for engram in engrams)}"
-    sent = None
+    url = commit = ""
     if not dry_run:
-        sent = hub.upload(
+        url, commit = hub.upload(
             address.repo,
             files,
             message=message,
@@ -135,8 +135,8 @@ def push(
         files=files,
         changed=tuple(dict.fromkeys(change for _, changes in portable for change in changes)),
         warnings=tuple(w for engram in engrams for w in paths_in_class_names(engram)),
-        url=sent.url if sent else "",
-        commit=sent.commit if sent else "",
+        url=url,
+        commit=commit,
     )
 
 

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 from huggingface_hub import (
     CommitOperationAdd,
@@ -242,13 +242,6 @@ def _fetch_problem(repo: str, revision: str | None, may_be_path: bool, error: Ex
 # Upload
 
 
-class Uploaded(NamedTuple):
-    """The address and the commit of uploaded files."""
-
-    url: str
-    commit: str
-
-
 def upload(
     repo: str,
     files: Mapping[str, bytes],
@@ -257,8 +250,10 @@ def upload(
     revision: str | None = None,
     private: bool | None = None,
     replace: bool = False,
-) -> Uploaded:
-    """Put files into a repository in one commit. The repository is created if needed.
+) -> tuple[str, str]:
+    """Put files into a repository in one commit; returns its address, and the commit.
+
+    The repository is created if needed.
 
     Other engrams in the repository are an error, because the new card would not describe them.
     With `replace` they are deleted in the same commit.
@@ -286,7 +281,7 @@ def upload(
             commit_message=message,
             revision=revision,
         )
-    return Uploaded(f"{constants.ENDPOINT}/{repo}", commit.oid)
+    return f"{constants.ENDPOINT}/{repo}", commit.oid
 
 
 def _upload_problem(repo: str, revision: str | None, error: Exception) -> str:
