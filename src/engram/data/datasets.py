@@ -17,12 +17,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from engram.data.arrays import read_digits, read_npz
-from engram.data.folders import (
-    DEFECTS,
-    read_class_folders,
-    read_good_folders,
-    read_mask_folders,
-)
+from engram.data.folders import DEFECTS, read_class_folders, read_good_folders, read_mask_folders
 from engram.data.folds import Folds, Integers, make_folds, split_validation
 from engram.data.labels import LABELS, find_legend
 from engram.data.presets import PRESETS, read_hub, read_preset

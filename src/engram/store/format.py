@@ -34,15 +34,7 @@ from engram.tasks.class_statistics import PREFIX
 from engram.tasks.spec import TaskSpec
 from engram.util.documents import parse_json, read_header
 from engram.util.files import open_regular, write_atomically
-from engram.util.schema import (
-    Array,
-    FreeObject,
-    Integer,
-    Invalid,
-    Nullable,
-    Object,
-    String,
-)
+from engram.util.schema import Array, FreeObject, Integer, Invalid, Nullable, Object, String
 from engram.util.text import printable
 
 _VALUES = Integer(0, 65_535)  # of masks
