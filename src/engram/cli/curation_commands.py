@@ -237,8 +237,7 @@ def drift_command(
     as_json: bool = JSON,
 ) -> None:
     """Compare two tables of answers: which tasks see other images than before."""
-    from engram.curation.answer_tables import read_answers
-    from engram.curation.drift import compare, describe
+    from engram.curation.drift import compare, describe, read_answers
     from engram.curation.drift_page import write_drift_page
     from engram.report.run_page import check_page_path
 

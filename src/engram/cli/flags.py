@@ -134,13 +134,9 @@ def numbers(flag: str, given: str | float | Sequence[float] | None, kind: type[N
 
     A recipe file gives one number, or a list.
     """
-    text = (
-        ",".join(map(str, given))
-        if isinstance(given, list)
-        else str("" if given is None else given)
-    )
+    parts = given if isinstance(given, list) else str("" if given is None else given).split(",")
     try:
-        return [kind(part) for part in text.split(",") if part.strip()]
+        return [kind(part) for part in map(str, parts) if part.strip()]
     except ValueError:
         raise EngramError(
             f"{flag} is {given!r}; give numbers with commas between them, such as 1,5."

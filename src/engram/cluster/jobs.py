@@ -32,11 +32,11 @@ from engram.train.options import (
 from engram.train.recipe import Recipe
 from engram.train.run import has_state
 from engram.train.validation import with_held_out
+from engram.util.documents import read_toml
 from engram.util.files import check_replaceable
 from engram.util.progress import Progress, silent
 from engram.util.settings import Given, setting, settings_fields
 from engram.util.text import nearest
-from engram.util.toml import read_toml
 from engram.vit import ViT
 
 

@@ -297,8 +297,7 @@ def describe(overview: Overview) -> Description:
 
 def _split_rows(splits: Splits) -> Iterator[tuple[str, str]]:
     yield "data", splits.name
-    noun = KINDS[splits.kind].nouns[len(splits.classes) != 1]
-    yield "kind", f"{splits.kind}, {len(splits.classes):,} {noun}"
+    yield "kind", f"{splits.kind}, {counted(len(splits.classes), *KINDS[splits.kind].nouns)}"
     sizes = ", ".join(f"{name} {len(found):,}" for name, found in splits.datasets.items())
     by = "the data has no splits of its own" if splits.unsplit else f"by {splits.split_by}"
     yield "splits", f"{sizes}; {by}"

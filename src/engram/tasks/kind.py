@@ -42,6 +42,7 @@ class Kind(ABC):
     title: str  # what that one is called in a sentence
     class_title = ""  # what `class_scores` are called
     least = 1  # classes
+    head_class: type[TaskHead] = TaskHead
     fitted: tuple[str, ...] = ()  # tensors of the head that are found, not trained
     per_pixel = False  # read from the backbone's patches: labels are masks
     balances: tuple[str, ...] = ()  # how classes of unequal size can be balanced
@@ -53,7 +54,7 @@ class Kind(ABC):
     picture = ""  # the part of an answer that is a PNG: "mask" or "map"
 
     def head(self, sizes: HeadSizes) -> TaskHead:
-        return TaskHead(sizes, self.fitted)
+        return self.head_class(sizes, self.fitted)
 
     def head_macs(self, sizes: HeadSizes, patches: int) -> int:
         """Multiply-accumulates of `head` for one picture."""

@@ -200,12 +200,10 @@ class Regression(Kind):
     columns = ("r2", "mae", "rmse", "loss")
     title = "R²"
     class_title = "R²"
+    head_class = NumberHead
     fitted = ("mean", "std")
     smooths = False
     ranked = False
-
-    def head(self, sizes: HeadSizes) -> TaskHead:
-        return NumberHead(sizes, self.fitted)
 
     def prepare(self, head: TaskHead, labels: npt.NDArray[Any]) -> None:
         labels = labels.astype(np.float64)  # a million single ones do not add up
@@ -254,13 +252,11 @@ class Segmentation(Kind):
     columns = ("miou", "pixel_accuracy", "loss")
     title = "mean IoU"
     class_title = "IoU"
+    head_class = MaskHead
     least = 2
     per_pixel = True
     mixes = False
     picture = "mask"
-
-    def head(self, sizes: HeadSizes) -> TaskHead:
-        return MaskHead(sizes)
 
     def head_macs(self, sizes: HeadSizes, patches: int) -> int:
         width = sizes.features
@@ -363,6 +359,7 @@ class Anomaly(Kind):
     )
     title = "balanced accuracy"
     class_title = "AUROC"
+    head_class = BankHead
     fitted = ("thresholds",)
     smooths = False
     ranked = False
@@ -373,9 +370,6 @@ class Anomaly(Kind):
     def score(self) -> str:
         """A number that good images alone have, too; areas under curves need both."""
         return "balanced_accuracy"
-
-    def head(self, sizes: HeadSizes) -> TaskHead:
-        return BankHead(sizes)
 
     def head_macs(self, sizes: HeadSizes, patches: int) -> int:
         return patches * super().head_macs(sizes, patches)

@@ -16,7 +16,6 @@ from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.feature_sums import FeatureSums
 from engram.tasks.heads import BackboneHead, Fitted, TaskHead
 from engram.tasks.kind import Kind, Reading
-from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec, check_shared_pass
 from engram.util.tensors import VersionedCache
 from engram.vit import ViT
@@ -60,7 +59,7 @@ class Task(nn.Module):
 
     @property
     def kind(self) -> Kind:
-        return KINDS[self.spec.kind]
+        return self.spec.kind_object
 
     def input(self) -> TaskInput:
         """The task as it joins a pass."""

@@ -11,9 +11,9 @@ from engram.model import MemoryViT
 from engram.tasks.task_settings import TaskSettings
 from engram.train.callbacks import Callback, RunStart
 from engram.train.recipe import Recipe
+from engram.util.documents import to_toml
 from engram.util.files import write_atomically
 from engram.util.text import utf8
-from engram.util.toml import to_toml
 
 NAME = "recipe.toml"
 
