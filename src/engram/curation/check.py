@@ -101,13 +101,9 @@ class Check:
 def check(
     model: MemoryViT, splits: Splits, *, recipe: Recipe | None = None, progress: Progress = silent
 ) -> Check:
-    """Look at all images of a dataset.
+    """Look at all images of a dataset with the backbone of a model, whatever its tasks are.
 
-    Args:
-        model: Its backbone sees the images; tasks do not matter.
-        splits: What `engram.data.load` returned.
-        recipe: Says how large the cache may get, and how many processes decode images.
-        progress: Called as progress(what, done, total, note) while work goes on.
+    The recipe says how large the cache may get, and how many processes decode images.
     """
     recipe = recipe or Recipe()
     found = image_features(model, splits, recipe, progress)
@@ -146,7 +142,6 @@ class ImageFeatures:
     unreadable: dict[str, str]  # the reason by name
 
     def rows(self, split: str) -> list[int]:
-        """Rows of the images of a split."""
         return [row for row, (dataset, _) in enumerate(self.samples) if dataset.split == split]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engram.curation.check import Check, Finding
-from engram.data.overview import Sample, class_counts, label_words
+from engram.data.overview import Sample, class_counts, class_list, class_rows, label_words
 from engram.inference.bulk.table_formats import safe_text
 from engram.model import MemoryViT
 from engram.report.contents import Content, Facts, ImageRow, ImageTable, Section, Table
@@ -47,7 +47,6 @@ def short_name(check: Check, sample: Sample) -> str:
 
 def document(check: Check) -> dict[str, Any]:
     """All findings, for machines; the most suspicious first in every list."""
-    counts = class_counts(check.splits)
     return {
         "data": check.splits.name,
         "images": check.images,
@@ -88,10 +87,7 @@ def document(check: Check) -> dict[str, Any]:
         ],
         "unreadable": list(check.unreadable),
         "tiny": [_about(sample) | {"size": list(size)} for sample, size in check.tiny],
-        "classes": [
-            {"name": one} | {split: int(found[c]) for split, found in counts.items()}
-            for c, one in enumerate(check.splits.classes)
-        ],
+        "classes": class_list(check.splits),
         "unchecked": check.unchecked,
     }
 
@@ -303,11 +299,8 @@ def _classes(check: Check) -> Section:
         note = "Share of the images of two classes that were taken for the other one."
         contents.append(Table(["classes that are hard to tell apart", "confused"], pairs, note))
     counts = class_counts(check.splits)
-    rows = [
-        (one, *(f"{found[c]:,}" for found in counts.values()))
-        for c, one in enumerate(check.splits.classes)
-    ]
     if counts:
+        rows = class_rows(check.splits)
         contents.append(Table(["class", *counts], rows, "Images of each class."))
     return Section("classes", "Classes", contents)
 

@@ -35,12 +35,9 @@ def label_odds(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def suspected_labels(logits: Tensor, labels: Tensor, least: float = SUSPECTED) -> list[Suspect]:
-    """Images whose label looks wrong, the most suspicious first.
+    """Images whose label looks wrong by odds of at least so much, the most suspicious first.
 
-    Args:
-        logits: Calibrated (images, classes), from heads that did not learn from the image.
-        labels: Given classes (images).
-        least: Odds against the label from which it looks wrong.
+    The logits are calibrated (images, classes), from heads that did not learn from the image.
     """
     odds, suggested = label_odds(logits, labels), logits.argmax(1)
     rows = (odds >= least).nonzero()[:, 0]

@@ -92,16 +92,10 @@ def suggest(
     labelled: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Suggestions:
-    """Choose images of a pool that are worth a label.
+    """Choose at most so many images of a pool that are worth a label to a task.
 
-    Args:
-        model: The model; without a `task` only its backbone is asked.
-        sources: The pool: whatever `predict_to` reads.
-        count: How many images, at most.
-        settings: How images are read.
-        task: The task that is to learn from them.
-        labelled: Images that have labels already, as sources: their near-copies are left out.
-        progress: Told how many images are read.
+    Pool and `labelled` images, whose near-copies are left out, are sources as `predict_to` reads
+    them. Without a `task` only the model's backbone is asked.
     """
     tasks = [] if task is None else [task]
     known = read_pool(model, [], labelled, settings, progress) if labelled else Pool()
@@ -232,7 +226,7 @@ def choose(
     clusters with most uncertainty come first. Without uncertainty all images count alike.
     """
     sizes = [len(vectors), len(labelled)]
-    x, known = directions(torch.cat([vectors, labelled])).split(sizes)
+    x, known = torch.split(directions(torch.cat([vectors, labelled])), sizes)
     free = torch.ones(len(x), dtype=torch.bool)
     for part in torch.split(known, _ROWS) if len(known) else ():
         free &= (x @ part.mT).amax(1) <= SIMILAR

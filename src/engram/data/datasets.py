@@ -143,7 +143,6 @@ class Splits:
 
     @property
     def datasets(self) -> dict[str, Dataset]:
-        """The datasets that there are, by split."""
         found = {"train": self.train, "val": self.val, "test": self.test}
         return {name: dataset for name, dataset in found.items() if dataset is not None}
 
@@ -154,7 +153,6 @@ class Splits:
 
     @property
     def ignored(self) -> int:
-        """The number of files and rows that were left out."""
         return sum(self.left_out.values())
 
     @property
@@ -170,7 +168,6 @@ class Splits:
         return {"classes": self.classes, "kind": self.kind, **masks}
 
     def task_spec(self, name: str, method: Method, extends: Sequence[str] = ()) -> TaskSpec:
-        """The spec of a task that learns from this data."""
         return TaskSpec.create(name, method=method, extends=extends, **self.task)
 
     def with_validation(self, share: float = 0.1, seed: int = 0) -> Splits:
@@ -382,7 +379,9 @@ def _numbered(
     return Splits(
         name,
         tuple(classes),
-        **datasets,
+        train=datasets.get("train"),
+        val=datasets.get("val"),
+        test=datasets.get("test"),
         augment=found.augment,
         flip=found.flip,
         left_out=found.left_out,

@@ -218,6 +218,21 @@ def class_counts(splits: Splits) -> dict[str, npt.NDArray[np.int64]]:
     return counts
 
 
+def class_list(splits: Splits) -> list[dict[str, Any]]:
+    """The classes with their images by split, for machines."""
+    counts = class_counts(splits)
+    return [
+        {"name": name} | {split: int(found[c]) for split, found in counts.items()}
+        for c, name in enumerate(splits.classes)
+    ]
+
+
+def class_rows(splits: Splits) -> list[tuple[str, ...]]:
+    """The classes with their images by split, for people."""
+    counts = class_counts(splits).values()
+    return [(name, *(f"{found[c]:,}" for found in counts)) for c, name in enumerate(splits.classes)]
+
+
 def _hints(splits: Splits, counts: Mapping[str, npt.NDArray[np.int64]]) -> Iterator[str]:
     """Warnings about the classes before training."""
     if "train" not in counts:
@@ -274,10 +289,7 @@ def describe(overview: Overview) -> Description:
         "kind": splits.kind,
         "splits": {name: len(dataset) for name, dataset in splits.datasets.items()},
         "split_by": splits.split_by,
-        "classes": [
-            {"name": name} | {split: int(found[c]) for split, found in counts.items()}
-            for c, name in enumerate(splits.classes)
-        ],
+        "classes": class_list(splits),
         "images": overview.images,
         "looked_at": overview.looked_at,
         "sizes": _sizes(overview.sizes),
@@ -364,10 +376,7 @@ def _class_table(
         return ("number", "split", "least", "mean", "most"), tuple(_number_rows(splits))
     if not counts:
         return (KINDS[splits.kind].nouns[0],), tuple((name,) for name in splits.classes[:most])
-    rows = [
-        (name, *(f"{found[c]:,}" for found in counts.values()))
-        for c, name in enumerate(splits.classes)
-    ]
+    rows = class_rows(splits)
     if len(rows) > most:
         order = np.argsort(-next(iter(counts.values())), kind="stable").tolist()
         half = most // 2

@@ -75,7 +75,6 @@ class Bundle:
         return entry
 
     def manifest_bytes(self) -> bytes:
-        """The bytes of `bundle.json`."""
         return (json.dumps(self.manifest(), indent=1) + "\n").encode()
 
     def engram(self, name: str) -> Engram:

@@ -137,10 +137,8 @@ def describe_bundle(bundle: Bundle) -> Description:
     columns = (
         "task", "kind", "classes", "metric", "regime", "settings", "extends", "parameters", "costs",
     )  # fmt: skip
-    cells = [
-        {**_cells(engram), "costs": _percent(cost.share)}
-        for engram, cost in zip(bundle.engrams, costs, strict=True)
-    ]
+    pairs = zip(bundle.engrams, costs, strict=True)
+    cells = [_cells(engram, costs=_percent(cost.share)) for engram, cost in pairs]
     document = {"what": "bundle", **manifest, "engrams": entries}
     return Description(document, _printable_rows(rows), columns, _table(columns, cells))
 
@@ -170,14 +168,8 @@ def describe_history(bundle: Bundle, task: str | None = None) -> Description:
     }
     columns = ("task", "version", "state", "metric", "created", "until")
     cells = [
-        {
-            **_cells(engram),
-            "version": engram.content[:16],
-            "state": state,
-            "created": engram.created,
-            "until": until,
-        }
-        for engram, state, until in versions
+        _cells(one, version=one.content[:16], state=state, created=one.created, until=until)
+        for one, state, until in versions
     ]
     rows = [("bundle", str(bundle.folder))]
     return Description(document, _printable_rows(rows), columns, _table(columns, cells))
@@ -192,7 +184,7 @@ def describe_engrams(paths: Sequence[Path]) -> Description:
         ]
     }
     columns = ("file", "classes", "settings", "extends")
-    cells = [{"file": path, **_cells(engram)} for path, (engram, _) in engrams.items()]
+    cells = [_cells(engram, file=path) for path, (engram, _) in engrams.items()]
     return Description(document, [], columns, _table(columns, cells))
 
 
@@ -343,13 +335,7 @@ def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
         "task", "classes", "metric", "regime", "extends", "backbone", "bytes", "content", "source",
     )  # fmt: skip
     cells = [
-        {
-            **_cells(one.engram),
-            "backbone": printable(one.engram.backbone.source, 60),
-            "bytes": f"{one.bytes:,}",
-            "content": one.content[:12],
-            "source": one.source,
-        }
+        _cells(one.engram, bytes=f"{one.bytes:,}", content=one.content[:12], source=one.source)
         for one in found
     ]
     rows = [] if found else [("engrams", f"none in {source}")]
@@ -359,8 +345,8 @@ def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
 # Parts of a description
 
 
-def _cells(engram: Engram) -> dict[str, str]:
-    """An engram as cells of a table, by column."""
+def _cells(engram: Engram, **others: str) -> dict[str, str]:
+    """An engram as cells of a table by column, with others."""
     spec = engram.spec
     settings = (f"{name} {value}" for name, value in spec.method.settings().items() if value)
     return {
@@ -372,6 +358,8 @@ def _cells(engram: Engram) -> dict[str, str]:
         "settings": ", ".join(settings) or "-",
         "extends": ", ".join(spec.extends) or "-",
         "parameters": f"{engram.parameters:,}",
+        "backbone": printable(engram.backbone.source, 60),
+        **others,
     }
 
 
@@ -393,7 +381,6 @@ def _backbone_rows(engram: Engram) -> Rows:
 
 
 def summarise_shape(shape: BackboneShape, heads: int) -> str:
-    """The sizes of a backbone in a line."""
     return (
         f"width {shape.width}, {shape.depth} layers, patches of {shape.patch}, images of "
         f"{shape.image_size[0]} x {shape.image_size[1]}, {heads} heads"
@@ -401,7 +388,6 @@ def summarise_shape(shape: BackboneShape, heads: int) -> str:
 
 
 def summarise_preprocessing(preprocessing: Preprocessing | None) -> str:
-    """The preprocessing of images in a line."""
     if preprocessing is None:
         return "unknown"
     height, width = preprocessing.size

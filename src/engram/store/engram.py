@@ -138,7 +138,6 @@ class Engram:
 
     @property
     def sums(self) -> FeatureSums:
-        """The feature sums of its training images."""
         return FeatureSums(*(self.tensors[name] for name in DOUBLE))
 
     @property
