@@ -8,7 +8,7 @@ import typer
 
 from engram import __version__
 from engram.cli.complete import among, task_names
-from engram.cli.flags import DATA, MODEL, OUTPUT, RESOURCES, TASK, help_line, option
+from engram.cli.flags import DATA, MODEL, OUTPUT, RESOURCES, TASK, help_line, option, out_option
 from engram.util.cpus import DECODERS, DECODERS_SHOWN, use_threads
 from engram.util.settings import (
     ABOUT_BACKBONE_DTYPE,
@@ -83,8 +83,8 @@ ENGINE = _choice("torch", ENGINES, ABOUT_ENGINE)
 PRECISION = _choice("fp32", PRECISIONS, ABOUT_PRECISION)
 BACKBONE_DTYPE = _choice("fp32", BACKBONE_DTYPES, ABOUT_BACKBONE_DTYPE)
 TASKS = option(None, MODEL, "Only these tasks; repeatable.", "--task", autocompletion=task_names)
-OUT_FOLDER = option(..., OUTPUT, "The folder to write.", "-o", "--out")
-OUT_ENGRAM = option(..., OUTPUT, "The engram to write.", "-o", "--out")
+OUT_FOLDER = out_option("The folder to write.", default=...)
+OUT_ENGRAM = out_option("The engram to write.", default=...)
 OVERWRITE = option(False, OUTPUT, "Replace what is there.", "--overwrite")
 
 

@@ -22,7 +22,7 @@ from engram.cli.application import (
     app,
 )
 from engram.cli.bars import bars
-from engram.cli.flags import DATA, MODEL, OUTPUT, flags_from, option
+from engram.cli.flags import DATA, MODEL, OUTPUT, flags_from, option, out_option
 from engram.cli.inputs import model_of
 from engram.cli.terminal import announce, show
 from engram.errors import EngramError
@@ -70,9 +70,7 @@ def data_command(
 @flags_from({DataOptions: DATA})
 def check_command(
     data: str = DATA_ARGUMENT,
-    out: Path | None = option(
-        None, OUTPUT, "Also write a page.", "-o", "--out", metavar="FILE.html"
-    ),
+    out: Path | None = out_option("Also write a page.", "FILE.html"),
     csv: Path | None = option(
         None, OUTPUT, "Also write all findings as a table.", metavar="FILE.csv"
     ),
@@ -141,13 +139,9 @@ def suggest_command(
         "near-copies are left out; repeatable.",
         metavar="IMAGES",
     ),
-    out: list[Path] | None = option(
-        None,
-        OUTPUT,
+    out: list[Path] | None = out_option(
         "Write a table (.csv), a list of paths (.txt) or a contact sheet (.html); repeatable.",
-        "-o",
-        "--out",
-        metavar="FILE",
+        "FILE",
     ),
     folders: Path | None = option(
         None,
@@ -226,13 +220,8 @@ def drift_command(
     new: Path = typer.Argument(metavar="NEW", help="Answers of the same tasks about other images."),
     size: float = option(0.1, None, "Smallest difference that counts as drift, from 0 to 1."),
     fail: bool = option(False, None, "Exit with 1 if there is drift.", "--fail"),
-    out: Path | None = option(
-        None,
-        OUTPUT,
-        "Write a page with the distributions and the images that changed most.",
-        "-o",
-        "--out",
-        metavar="FILE.html",
+    out: Path | None = out_option(
+        "Write a page with the distributions and the images that changed most.", "FILE.html"
     ),
     as_json: bool = JSON,
 ) -> None:

@@ -18,6 +18,7 @@ from engram.cli.flags import (
     flags_from,
     numbers,
     option,
+    out_option,
 )
 from engram.cli.terminal import show, show_document
 from engram.methods.method_flags import MethodFlags
@@ -80,8 +81,8 @@ def reproduce_command(
         "Path or Hub id of the backbone.",
         metavar="BACKBONE",
     ),
-    out: Path = option(
-        Path("reproduce"), OUTPUT, "The folder to write; run again to continue.", "-o", "--out"
+    out: Path = out_option(
+        "The folder to write; run again to continue.", default=Path("reproduce")
     ),
     table: str = option(
         "2",

@@ -22,7 +22,7 @@ from engram.cli.application import (
     app,
 )
 from engram.cli.bars import bars
-from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_from, option
+from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_from, option, out_option
 from engram.cli.inputs import labelled_task
 from engram.cli.terminal import show
 from engram.errors import EngramError
@@ -45,7 +45,7 @@ def export_command(
     sources: list[Path] = typer.Argument(
         metavar="BUNDLE", help="A bundle, or engrams for one backbone."
     ),
-    out: Path | None = option(None, OUTPUT, "The file to write: .onnx or .pt2.", "-o", "--out"),
+    out: Path | None = out_option("The file to write: .onnx or .pt2."),
     web: Path | None = option(
         None,
         OUTPUT,

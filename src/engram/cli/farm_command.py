@@ -14,7 +14,7 @@ import typer
 
 from engram.cli.application import JSON, THREADS, app
 from engram.cli.bars import bars
-from engram.cli.flags import OUTPUT, RESOURCES, flags_from, option
+from engram.cli.flags import OUTPUT, RESOURCES, flags_from, option, out_option
 from engram.cli.terminal import announce, complain, is_first, show
 from engram.cluster.connect import FarmSettings, check_address
 from engram.util.description import Description
@@ -34,13 +34,8 @@ _STATES = ("waiting", "running", "done", "failed")
 @flags_from({FarmSettings: RESOURCES})
 def farm_command(
     jobs: Path = typer.Argument(metavar="JOBS.toml", help=_JOBS),
-    out: Path | None = option(
-        None,
-        OUTPUT,
-        "Bundle for the tasks of jobs that name none (default: JOBS.farm/bundle).",
-        "-o",
-        "--out",
-        metavar="BUNDLE",
+    out: Path | None = out_option(
+        "Bundle for the tasks of jobs that name none (default: JOBS.farm/bundle).", "BUNDLE"
     ),
     overwrite: bool = option(
         False,

@@ -32,6 +32,11 @@ def option(default: Any, panel: str | None, about: str, *names: str, **others: A
     return typer.Option(default, *names, help=about, rich_help_panel=panel, **others)
 
 
+def out_option(about: str, metavar: str | None = None, default: Any = None) -> Any:
+    """The option `-o`, which names what a command writes."""
+    return option(default, OUTPUT, about, "-o", "--out", metavar=metavar)
+
+
 def flags_from(
     panels: Mapping[type, str], defaults: Any = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -27,7 +27,7 @@ from engram.cli.application import (
     app,
 )
 from engram.cli.bars import bars
-from engram.cli.flags import DATA, OUTPUT, flags_from, option
+from engram.cli.flags import DATA, OUTPUT, flags_from, option, out_option
 from engram.cli.inputs import LabelledTask, labelled_task, model_of
 from engram.cli.terminal import announce, show
 from engram.cli.words import embed_texts
@@ -227,13 +227,8 @@ def _describe_metrics(
 @app.command(name="embed")
 @flags_from({DataOptions: DATA})
 def embed_command(
-    out: Path = option(
-        ...,
-        OUTPUT,
-        "The file to write: .parquet or .npz. An existing one is replaced.",
-        "-o",
-        "--out",
-        metavar="FILE",
+    out: Path = out_option(
+        "The file to write: .parquet or .npz. An existing one is replaced.", "FILE", default=...
     ),
     data: list[str] | None = typer.Argument(
         None, metavar="DATA…", help="Images or folders of them, or one labelled dataset."

@@ -22,7 +22,7 @@ from engram.cli.application import (
     app,
 )
 from engram.cli.bars import bars
-from engram.cli.flags import OUTPUT, RESOURCES, flags_from, option
+from engram.cli.flags import OUTPUT, RESOURCES, flags_from, option, out_option
 from engram.cli.inputs import model_of
 from engram.cli.terminal import show
 from engram.cluster.connect import ClusterSettings
@@ -50,13 +50,9 @@ def predict_command(
     masks: Path | None = option(
         None, OUTPUT, "Write masks and heat maps into this folder, as PNG.", metavar="FOLDER"
     ),
-    out: Path | None = option(
-        None,
-        OUTPUT,
+    out: Path | None = out_option(
         "Write answers to a .parquet, .jsonl or .csv file, or to a folder of parquet "
-        "files, as they come. If interrupted, the same command continues.",
-        "-o",
-        "--out",
+        "files, as they come. If interrupted, the same command continues."
     ),
     overwrite: bool = OVERWRITE,
     on: str | None = option(

@@ -12,7 +12,7 @@ import typer
 
 from engram.cli.application import BACKBONE, JSON, app
 from engram.cli.bars import bars
-from engram.cli.flags import OUTPUT, flags_from, option
+from engram.cli.flags import flags_from, option, out_option
 from engram.cli.terminal import show
 from engram.serve.service_settings import LabelSettings, Settings
 from engram.util.description import Description
@@ -65,9 +65,7 @@ def serve_command(
 @flags_from({LabelSettings: "Service"})
 def label_studio_command(
     task: str = typer.Argument(metavar="TASK", help="The task of the service that predicts."),
-    out: Path = option(
-        ..., OUTPUT, "The folder for labelled images, one folder a class.", "-o", "--out"
-    ),
+    out: Path = out_option("The folder for labelled images, one folder a class.", default=...),
     as_json: bool = JSON,
     *,
     flags: Given,

@@ -9,7 +9,7 @@ import typer
 from engram.cli.application import BACKBONE, JSON, OUT_ENGRAM, OUT_FOLDER, OVERWRITE, app
 from engram.cli.bars import bars
 from engram.cli.complete import task_names
-from engram.cli.flags import HUB, MODEL, OUTPUT, TASK, numbers, option
+from engram.cli.flags import HUB, MODEL, OUTPUT, TASK, numbers, option, out_option
 from engram.cli.terminal import show
 from engram.util.text import words
 
@@ -128,7 +128,7 @@ def convert(
     checkpoint: str = typer.Argument(
         metavar="OLD.pt", help="The old checkpoint, or hf:OWNER/NAME/OLD.pt."
     ),
-    out: Path = option(..., OUTPUT, "The folder to write engrams into.", "-o", "--out"),
+    out: Path = out_option("The folder to write engrams into.", default=...),
     base: str | None = option(
         None,
         MODEL,
@@ -192,7 +192,7 @@ def pull_command(
     sources: list[str] = typer.Argument(
         metavar="hf:OWNER/NAME[/FILE]", help="Repositories or engrams of the Hub."
     ),
-    out: Path | None = option(None, OUTPUT, "The folder to write.", "-o", "--out"),
+    out: Path | None = out_option("The folder to write."),
     revision: str | None = REVISION,
     overwrite: bool = OVERWRITE,
     as_json: bool = JSON,
