@@ -55,7 +55,7 @@ def app_of(seen: list[Given], defaults: Any = None) -> typer.Typer:
     @flags_from({Oven: TRAINING, Kitchen: DATA}, defaults)
     def bake(
         recipe: str = typer.Argument(),
-        task: str = option("cake", TASK, "What to bake.", "--task"),
+        task: str = option(TASK, "What to bake.", "--task", default="cake"),
         flags: Given | None = None,
     ) -> None:
         """Bake."""

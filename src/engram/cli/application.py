@@ -8,7 +8,17 @@ import typer
 
 from engram import __version__
 from engram.cli.complete import among, task_names
-from engram.cli.flags import DATA, MODEL, OUTPUT, RESOURCES, TASK, help_line, option, out_option
+from engram.cli.flags import (
+    DATA,
+    MODEL,
+    OUTPUT,
+    RESOURCES,
+    TASK,
+    help_line,
+    option,
+    out_option,
+    switch,
+)
 from engram.util.cpus import DECODERS, DECODERS_SHOWN, use_threads
 from engram.util.settings import (
     ABOUT_BACKBONE_DTYPE,
@@ -32,7 +42,7 @@ app = typer.Typer(
 
 def _choice(default: str, choices: tuple[str, ...], about: str) -> Any:
     line = help_line(about, ", ".join(choices))
-    return option(default, RESOURCES, line, autocompletion=among(choices))
+    return option(RESOURCES, line, default=default, autocompletion=among(choices))
 
 
 def _compute_with(threads: int | None) -> None:
@@ -40,52 +50,50 @@ def _compute_with(threads: int | None) -> None:
         use_threads(threads)
 
 
-JSON = option(False, OUTPUT, "Print one JSON document for machines.", "--json")
+JSON = switch(OUTPUT, "Print one JSON document for machines.", "--json")
 _DATA_HELP = "A folder, a table, .npz, hf:NAME, digits or a preset."
 DATA_ARGUMENT = typer.Argument(metavar="DATA", help=_DATA_HELP)
 OPTIONAL_DATA = typer.Argument(None, metavar="DATA", help=_DATA_HELP)
 TASK_DATA = option(
-    None,
     DATA,
     "A task and its data to measure it on, with a split of its own if you like; repeatable.",
     metavar="NAME=DATA[:SPLIT]",
 )
 SPLIT = option(
-    "test",
     DATA,
     "Split of the data: train, val or test.",
+    default="test",
     autocompletion=among(("train", "val", "test")),
 )
-BACKBONE = option(
-    None, MODEL, "Path or Hub id of the backbone, if it has moved.", metavar="BACKBONE"
-)
+BACKBONE = option(MODEL, "Path or Hub id of the backbone, if it has moved.", metavar="BACKBONE")
 OWN_BACKBONE = option(
-    "auto",
     MODEL,
     "The backbone: a path, a Hub id, a name that `engram backbones` lists, pico, or auto, the "
     "one that fit would take.",
+    default="auto",
     metavar="BACKBONE",
 )
-IMAGE_SIZE = option(None, TASK, "Height and width of images in pixels, if not the backbone's own.")
+IMAGE_SIZE = option(TASK, "Height and width of images in pixels, if not the backbone's own.")
 ENGRAMS = typer.Argument(metavar="FILE", help="Engrams or bundles.")
-BATCH = option(64, RESOURCES, "Images per pass.")
-WORKERS = option(DECODERS, RESOURCES, "Processes that decode images.", show_default=DECODERS_SHOWN)
+BATCH = option(RESOURCES, "Images per pass.", default=64)
+WORKERS = option(
+    RESOURCES, "Processes that decode images.", default=DECODERS, show_default=DECODERS_SHOWN
+)
 THREADS = option(  # for every command that computes
-    None,
     RESOURCES,
     "Number of CPU threads (default: one for each CPU that the process may use).",
     min=1,
     callback=_compute_with,
     show_default=False,
 )
-DEVICE = option("auto", RESOURCES, help_line(ABOUT_DEVICE), metavar="NAME")
+DEVICE = option(RESOURCES, help_line(ABOUT_DEVICE), default="auto", metavar="NAME")
 ENGINE = _choice("torch", ENGINES, ABOUT_ENGINE)
 PRECISION = _choice("fp32", PRECISIONS, ABOUT_PRECISION)
 BACKBONE_DTYPE = _choice("fp32", BACKBONE_DTYPES, ABOUT_BACKBONE_DTYPE)
-TASKS = option(None, MODEL, "Only these tasks; repeatable.", "--task", autocompletion=task_names)
+TASKS = option(MODEL, "Only these tasks; repeatable.", "--task", autocompletion=task_names)
 OUT_FOLDER = out_option("The folder to write.", default=...)
 OUT_ENGRAM = out_option("The engram to write.", default=...)
-OVERWRITE = option(False, OUTPUT, "Replace what is there.", "--overwrite")
+OVERWRITE = switch(OUTPUT, "Replace what is there.", "--overwrite")
 
 
 def _version(wanted: bool) -> None:
@@ -97,7 +105,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: bool = option(
-        False, None, "Print the version.", "--version", callback=_version, is_eager=True
+        None, "Print the version.", "--version", default=False, callback=_version, is_eager=True
     ),
 ) -> None:
     pass

@@ -171,17 +171,15 @@ def cache_info(as_json: bool = JSON) -> None:
 @cache_app.command(name="clear")
 def cache_clear(
     backbone: str | None = option(
-        None,
-        None,
-        "Only what belongs to this backbone: its name, or the beginning of its fingerprint.",
+        None, "Only what belongs to this backbone: its name, or the beginning of its fingerprint."
     ),
     unused: float = option(
-        0.0, None, "Only what no run used for so many days.", metavar="DAYS", min=0
+        None, "Only what no run used for so many days.", default=0.0, metavar="DAYS", min=0
     ),
     down_to: float = option(
-        0.0,
         None,
         "Remove what was not used for longest, until the rest takes at most so many GB.",
+        default=0.0,
         metavar="GB",
         min=0,
     ),

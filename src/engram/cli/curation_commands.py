@@ -22,7 +22,7 @@ from engram.cli.application import (
     app,
 )
 from engram.cli.bars import bars
-from engram.cli.flags import DATA, MODEL, OUTPUT, flags_from, option, out_option
+from engram.cli.flags import DATA, MODEL, OUTPUT, flags_from, option, out_option, switch
 from engram.cli.inputs import model_of
 from engram.cli.terminal import announce, show
 from engram.errors import EngramError
@@ -47,8 +47,7 @@ _NO_TASK = (
 @flags_from({DataOptions: DATA})
 def data_command(
     data: str = DATA_ARGUMENT,
-    check: bool = option(
-        False,
+    check: bool = switch(
         DATA,
         "Decode every image and look for all duplicates; else a sample of the headers.",
         "--check",
@@ -71,9 +70,7 @@ def data_command(
 def check_command(
     data: str = DATA_ARGUMENT,
     out: Path | None = out_option("Also write a page.", "FILE.html"),
-    csv: Path | None = option(
-        None, OUTPUT, "Also write all findings as a table.", metavar="FILE.csv"
-    ),
+    csv: Path | None = option(OUTPUT, "Also write all findings as a table.", metavar="FILE.csv"),
     backbone: str = OWN_BACKBONE,
     image_size: int | None = IMAGE_SIZE,
     backbone_dtype: str = BACKBONE_DTYPE,
@@ -125,15 +122,13 @@ def suggest_command(
         help="Images without labels: folders, images, tables, lists, archives and addresses.",
     ),
     task: list[Path] | None = option(
-        None,
         MODEL,
         "The engram that is to learn from the images; with those that it extends, repeated. "
         "Without one, --backbone chooses images that stand for the others.",
         metavar="FILE",
     ),
-    count: int = option(50, OUTPUT, "Number of images to choose.", "-n", "--count"),
+    count: int = option(OUTPUT, "Number of images to choose.", "-n", "--count", default=50),
     labelled: list[str] | None = option(
-        None,
         DATA,
         "Images that have labels already, such as the training folder: they and their "
         "near-copies are left out; repeatable.",
@@ -144,7 +139,6 @@ def suggest_command(
         "FILE",
     ),
     folders: Path | None = option(
-        None,
         OUTPUT,
         "Copy the images into this folder, next to an empty folder for each class.",
         metavar="FOLDER",
@@ -218,8 +212,10 @@ def drift_command(
         metavar="REFERENCE", help="Answers to compare with, which engram predict --out wrote."
     ),
     new: Path = typer.Argument(metavar="NEW", help="Answers of the same tasks about other images."),
-    size: float = option(0.1, None, "Smallest difference that counts as drift, from 0 to 1."),
-    fail: bool = option(False, None, "Exit with 1 if there is drift.", "--fail"),
+    size: float = option(
+        None, "Smallest difference that counts as drift, from 0 to 1.", default=0.1
+    ),
+    fail: bool = switch(None, "Exit with 1 if there is drift.", "--fail"),
     out: Path | None = out_option(
         "Write a page with the distributions and the images that changed most.", "FILE.html"
     ),

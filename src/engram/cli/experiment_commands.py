@@ -19,6 +19,7 @@ from engram.cli.flags import (
     numbers,
     option,
     out_option,
+    switch,
 )
 from engram.cli.terminal import show, show_document
 from engram.methods.method_flags import MethodFlags
@@ -29,8 +30,10 @@ from engram.util.settings import Given
 
 @app.command()
 def demo(
-    out: Path = option(Path("demo"), OUTPUT, "The folder to write."),
-    seed: int = option(0, TRAINING, "Random seed of the pictures and of initialisation.", min=0),
+    out: Path = option(OUTPUT, "The folder to write.", default=Path("demo")),
+    seed: int = option(
+        TRAINING, "Random seed of the pictures and of initialisation.", default=0, min=0
+    ),
     threads: int | None = THREADS,
     as_json: bool = JSON,
 ) -> None:
@@ -48,15 +51,15 @@ def demo(
 @app.command(name="bench")
 def bench_command(
     backbone: str | None = option(
-        None, MODEL, "Path or Hub id of the backbone; pico if not given.", metavar="BACKBONE"
+        MODEL, "Path or Hub id of the backbone; pico if not given.", metavar="BACKBONE"
     ),
     shape: str | None = option(
-        None, MODEL, "Or a shape with random weights, in place of a backbone.", metavar="ViT-B/32"
+        MODEL, "Or a shape with random weights, in place of a backbone.", metavar="ViT-B/32"
     ),
-    tasks: str = option("1,10,100", TASK, "Numbers of tasks.", metavar="A,B"),
-    batch: str = option("1,16", RESOURCES, "Batch sizes.", metavar="A,B"),
-    cells: int = option(MethodFlags().cells, TASK, "Memory cells at every layer."),
-    seconds: float = option(5.0, RESOURCES, "Seconds per table; more gives less noise."),
+    tasks: str = option(TASK, "Numbers of tasks.", default="1,10,100", metavar="A,B"),
+    batch: str = option(RESOURCES, "Batch sizes.", default="1,16", metavar="A,B"),
+    cells: int = option(TASK, "Memory cells at every layer.", default=MethodFlags().cells),
+    seconds: float = option(RESOURCES, "Seconds per table; more gives less noise.", default=5.0),
     device: str = DEVICE,
     threads: int | None = THREADS,
     as_json: bool = JSON,
@@ -74,32 +77,33 @@ def bench_command(
 @app.command(name="reproduce")
 @flags_from({ColumnOptions: DATA, Recipe: TRAINING}, RECIPES["paper"])
 def reproduce_command(
-    dataset: str = option(..., DATA, "A preset such as cifar100, or data.", metavar="DATA"),
+    dataset: str = option(DATA, "A preset such as cifar100, or data.", default=..., metavar="DATA"),
     backbone: str = option(
-        "google/vit-base-patch32-224-in21k",
         TASK,
         "Path or Hub id of the backbone.",
+        default="google/vit-base-patch32-224-in21k",
         metavar="BACKBONE",
     ),
     out: Path = out_option(
         "The folder to write; run again to continue.", default=Path("reproduce")
     ),
     table: str = option(
-        "2",
         TASK,
         "Which rows: 2, 4, poster, 2b, 4.4 (concatenation without the mask) or rates.",
+        default="2",
         autocompletion=among(("2", "4", "poster", "2b", "4.4", "rates")),
     ),
     beside: list[Path] | None = option(
-        None,
         TASK,
         "For table 4.4: a folder that this command wrote for other data; repeatable.",
         metavar="FOLDER",
     ),
-    lr: str = option("", TRAINING, "Learning rates, in place of the usual grid.", metavar="A,B"),
-    seeds: int = option(1, TRAINING, "Seeds for every learning rate."),
+    lr: str = option(
+        TRAINING, "Learning rates, in place of the usual grid.", default="", metavar="A,B"
+    ),
+    seeds: int = option(TRAINING, "Seeds for every learning rate.", default=1),
     image_size: int | None = IMAGE_SIZE,
-    dry_run: bool = option(False, OUTPUT, "Print what would be trained, and stop.", "--dry-run"),
+    dry_run: bool = switch(OUTPUT, "Print what would be trained, and stop.", "--dry-run"),
     threads: int | None = THREADS,
     as_json: bool = JSON,
     *,

@@ -47,20 +47,17 @@ def export_command(
     ),
     out: Path | None = out_option("The file to write: .onnx or .pt2."),
     web: Path | None = option(
-        None,
         OUTPUT,
         "A folder of static files to write: a page that runs all tasks in a browser.",
         metavar="FOLDER",
     ),
     runtime: Path | None = option(
-        None,
         OUTPUT,
         "With --web: the npm package onnxruntime-web to copy files from, a folder or the "
         ".tgz of npm pack; by default the page loads them from a CDN.",
         metavar="PACKAGE",
     ),
     int8: bool | None = option(
-        None,
         OUTPUT,
         "int8 quantisation of the linear layers: faster, less exact. With --web: weights in "
         "int8, or in float32, in place of float16.",
@@ -70,7 +67,7 @@ def export_command(
     data: list[str] | None = TASK_DATA,
     split: str = SPLIT,
     backbone: str | None = BACKBONE,
-    batch: int = option(32, RESOURCES, "Images per pass."),
+    batch: int = option(RESOURCES, "Images per pass.", default=32),
     workers: int = WORKERS,
     overwrite: bool = OVERWRITE,
     threads: int | None = THREADS,

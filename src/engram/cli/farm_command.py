@@ -14,7 +14,7 @@ import typer
 
 from engram.cli.application import JSON, THREADS, app
 from engram.cli.bars import bars
-from engram.cli.flags import OUTPUT, RESOURCES, flags_from, option, out_option
+from engram.cli.flags import OUTPUT, RESOURCES, flags_from, out_option, switch
 from engram.cli.terminal import announce, complain, is_first, show
 from engram.cluster.connect import FarmSettings, check_address
 from engram.util.description import Description
@@ -37,13 +37,10 @@ def farm_command(
     out: Path | None = out_option(
         "Bundle for the tasks of jobs that name none (default: JOBS.farm/bundle).", "BUNDLE"
     ),
-    overwrite: bool = option(
-        False,
-        OUTPUT,
-        "Retrain jobs whose options have changed, and replace their tasks.",
-        "--overwrite",
+    overwrite: bool = switch(
+        OUTPUT, "Retrain jobs whose options have changed, and replace their tasks.", "--overwrite"
     ),
-    dry_run: bool = option(False, OUTPUT, "Check the jobs, print them, and stop.", "--dry-run"),
+    dry_run: bool = switch(OUTPUT, "Check the jobs, print them, and stop.", "--dry-run"),
     threads: int | None = THREADS,
     as_json: bool = JSON,
     *,

@@ -27,14 +27,19 @@ PANELS = DATA, MODEL, TASK, TRAINING, HUB, RESOURCES, OUTPUT = (
 N = TypeVar("N", int, float)
 
 
-def option(default: Any, panel: str | None, about: str, *names: str, **others: Any) -> Any:
-    """An option of a command, with its panel and line of `--help`; `...` is no default."""
+def option(panel: str | None, about: str, *names: str, default: Any = None, **others: Any) -> Any:
+    """An option of a command, with its panel and line of `--help`; with `...` it is required."""
     return typer.Option(default, *names, help=about, rich_help_panel=panel, **others)
+
+
+def switch(panel: str | None, about: str, name: str) -> Any:
+    """An option that is off unless it is given."""
+    return option(panel, about, name, default=False)
 
 
 def out_option(about: str, metavar: str | None = None, default: Any = None) -> Any:
     """The option `-o`, which names what a command writes."""
-    return option(default, OUTPUT, about, "-o", "--out", metavar=metavar)
+    return option(OUTPUT, about, "-o", "--out", default=default, metavar=metavar)
 
 
 def flags_from(
@@ -100,10 +105,10 @@ def _options(items: list[Field[Any]], panel: str, defaults: Any) -> Iterator[Par
             notes.append(f"default: {shown}")
         plain = kind is bool and not default
         flag = option(
-            False if plain else None,
             item.metadata["group"] or panel,
             help_line(about, *notes),
             f"--{called}/--no-{called}" if default is True else f"--{called}",
+            default=False if plain else None,
             show_default=False,
             metavar=item.metadata["metavar"] or None,
             autocompletion=among(item.metadata["offers"]) if item.metadata["offers"] else None,

@@ -27,7 +27,7 @@ from engram.cli.application import (
     app,
 )
 from engram.cli.bars import bars
-from engram.cli.flags import DATA, OUTPUT, flags_from, option, out_option
+from engram.cli.flags import DATA, OUTPUT, flags_from, option, out_option, switch
 from engram.cli.inputs import LabelledTask, labelled_task, model_of
 from engram.cli.terminal import announce, show
 from engram.cli.words import embed_texts
@@ -62,14 +62,13 @@ def eval_command(
     device: str = DEVICE,
     precision: str = PRECISION,
     backbone_dtype: str = BACKBONE_DTYPE,
-    skip_bad: bool = option(False, DATA, "Leave unreadable images out of the count.", "--skip-bad"),
+    skip_bad: bool = switch(DATA, "Leave unreadable images out of the count.", "--skip-bad"),
     against: list[Path] | None = option(
-        None,
         None,
         "An earlier version of a task, or a bundle of them, to compare with; repeatable.",
         metavar="FILE",
     ),
-    report: Path | None = option(None, OUTPUT, "Also write a page.", metavar="FILE.html"),
+    report: Path | None = option(OUTPUT, "Also write a page.", metavar="FILE.html"),
     threads: int | None = THREADS,
     as_json: bool = JSON,
     *,
@@ -234,16 +233,14 @@ def embed_command(
         None, metavar="DATA…", help="Images or folders of them, or one labelled dataset."
     ),
     texts: list[str] | None = option(
-        None,
         DATA,
         "A text to embed, in place of images, with a CLIP or SigLIP as --backbone; repeatable.",
         "--text",
     ),
     engrams: list[Path] | None = option(
-        None, None, "Engrams or bundles to embed for too; repeatable.", "--engram", metavar="FILE"
+        None, "Engrams or bundles to embed for too; repeatable.", "--engram", metavar="FILE"
     ),
     backbone: str | None = option(
-        None,
         None,
         "Path or Hub id of the backbone; by default the engrams' own, or what suits the "
         "size of the images.",

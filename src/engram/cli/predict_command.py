@@ -46,9 +46,9 @@ def predict_command(
     ),
     backbone: str | None = BACKBONE,
     tasks: list[str] | None = TASKS,
-    top_k: int = option(3, OUTPUT, "Number of classes to return per task."),
+    top_k: int = option(OUTPUT, "Number of classes to return per task.", default=3),
     masks: Path | None = option(
-        None, OUTPUT, "Write masks and heat maps into this folder, as PNG.", metavar="FOLDER"
+        OUTPUT, "Write masks and heat maps into this folder, as PNG.", metavar="FOLDER"
     ),
     out: Path | None = out_option(
         "Write answers to a .parquet, .jsonl or .csv file, or to a folder of parquet "
@@ -56,7 +56,6 @@ def predict_command(
     ),
     overwrite: bool = OVERWRITE,
     on: str | None = option(
-        None,
         RESOURCES,
         "Run on Ray, with --out: ray starts Ray on this machine, HOST:PORT or "
         "ray://HOST:PORT connects to a cluster.",

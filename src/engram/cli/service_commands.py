@@ -27,14 +27,12 @@ def serve_command(
     ),
     backbone: str | None = BACKBONE,
     token: str | None = option(
-        None,
         "Access",
         "Secret that a client must send to attach or delete tasks.",
         envvar="ENGRAM_TOKEN",
         show_envvar=True,
     ),
     ask_token: str | None = option(
-        None,
         "Access",
         "Secret that a client must send to ask; needed with --host beyond this machine.",
         envvar="ENGRAM_ASK_TOKEN",

@@ -9,12 +9,12 @@ import typer
 from engram.cli.application import BACKBONE, JSON, OUT_ENGRAM, OUT_FOLDER, OVERWRITE, app
 from engram.cli.bars import bars
 from engram.cli.complete import task_names
-from engram.cli.flags import HUB, MODEL, OUTPUT, TASK, numbers, option, out_option
+from engram.cli.flags import HUB, MODEL, OUTPUT, TASK, numbers, option, out_option, switch
 from engram.cli.terminal import show
 from engram.util.text import words
 
 _CARD = "Card"
-REVISION = option(None, HUB, "Branch, tag or commit.")
+REVISION = option(HUB, "Branch, tag or commit.")
 
 
 @app.command()
@@ -35,8 +35,8 @@ def compose(
     sources: list[Path] = typer.Argument(metavar="FILE", help="Engrams, or bundles of them."),
     out: Path = OUT_FOLDER,
     backbone: str | None = BACKBONE,
-    overwrite: bool = option(
-        False, OUTPUT, "Replace or leave out tasks of a bundle that is there.", "--overwrite"
+    overwrite: bool = switch(
+        OUTPUT, "Replace or leave out tasks of a bundle that is there.", "--overwrite"
     ),
     as_json: bool = JSON,
 ) -> None:
@@ -53,9 +53,12 @@ def merge_command(
     sources: list[str] = typer.Argument(metavar="FILE", help="Two or more engrams of one task."),
     out: Path = OUT_ENGRAM,
     weights: str = option(
-        "", TASK, "Share of each in the average, together 1 (default: all the same).", metavar="A,B"
+        TASK,
+        "Share of each in the average, together 1 (default: all the same).",
+        default="",
+        metavar="A,B",
     ),
-    task: str | None = option(None, TASK, "Name of the task (default: that of the first file)."),
+    task: str | None = option(TASK, "Name of the task (default: that of the first file)."),
     overwrite: bool = OVERWRITE,
     as_json: bool = JSON,
 ) -> None:
@@ -76,11 +79,7 @@ BUNDLE_TASK = typer.Argument(metavar="TASK", help="The task.", autocompletion=ta
 
 
 @bundle_app.command(name="remove")
-def bundle_remove(
-    bundle: Path = BUNDLE,
-    task: str = BUNDLE_TASK,
-    as_json: bool = JSON,
-) -> None:
+def bundle_remove(bundle: Path = BUNDLE, task: str = BUNDLE_TASK, as_json: bool = JSON) -> None:
     """Remove a task, its file and its older versions from a bundle; `engram compose` adds tasks."""
     from engram.store.bundles import read_bundle
     from engram.store.compose import update_bundle
@@ -112,7 +111,10 @@ def bundle_rollback(
     bundle: Path = BUNDLE,
     task: str = BUNDLE_TASK,
     to: str = option(
-        "", TASK, "Start of the content of a version (default: the last one).", metavar="HASH"
+        TASK,
+        "Start of the content of a version (default: the last one).",
+        default="",
+        metavar="HASH",
     ),
     as_json: bool = JSON,
 ) -> None:
@@ -130,14 +132,12 @@ def convert(
     ),
     out: Path = out_option("The folder to write engrams into.", default=...),
     base: str | None = option(
-        None,
         MODEL,
         "Path or Hub id of the ViT it was made from. Known for the published ones.",
         metavar="BACKBONE",
     ),
-    names: str = option("", TASK, "Names for its tasks, in order.", metavar="A,B"),
+    names: str = option(TASK, "Names for its tasks, in order.", default="", metavar="A,B"),
     raw_pixels: bool | None = option(
-        None,
         MODEL,
         "Whether it was trained on raw pixels from 0 to 1. Known for the published ones.",
         "--raw-pixels/--normalised-pixels",
@@ -158,20 +158,18 @@ def push_command(
     sources: list[str] = typer.Argument(
         metavar="FILE|BUNDLE", help="An engram, a bundle, or engrams that fit."
     ),
-    to: str = option(..., HUB, "The Hub repository.", metavar="OWNER/NAME"),
-    dry_run: bool = option(
-        False, OUTPUT, "Show exactly what would be sent, and send nothing.", "--dry-run"
+    to: str = option(HUB, "The Hub repository.", default=..., metavar="OWNER/NAME"),
+    dry_run: bool = switch(
+        OUTPUT, "Show exactly what would be sent, and send nothing.", "--dry-run"
     ),
-    revision: str | None = option(None, HUB, "Branch to push to; created if it is new."),
-    private: bool = option(
-        False, HUB, "Create the repository as private, if it is new.", "--private"
-    ),
-    license: str | None = option(None, _CARD, "Licence on the card, such as apache-2.0."),
+    revision: str | None = option(HUB, "Branch to push to; created if it is new."),
+    private: bool = switch(HUB, "Create the repository as private, if it is new.", "--private"),
+    license: str | None = option(_CARD, "Licence on the card, such as apache-2.0."),
     backbone: str | None = option(
-        None, _CARD, "Hub id where others find the backbone.", metavar="OWNER/NAME"
+        _CARD, "Hub id where others find the backbone.", metavar="OWNER/NAME"
     ),
-    message: str | None = option(None, HUB, "Commit message."),
-    replace: bool = option(False, HUB, "Delete other engrams in the repository.", "--replace"),
+    message: str | None = option(HUB, "Commit message."),
+    replace: bool = switch(HUB, "Delete other engrams in the repository.", "--replace"),
     as_json: bool = JSON,
 ) -> None:
     """Upload engrams to the Hub, with a card that describes them."""

@@ -19,7 +19,7 @@ from engram.cli.application import (
 )
 from engram.cli.bars import Watch, bars
 from engram.cli.complete import among
-from engram.cli.flags import DATA, TASK, TRAINING, flags_from, numbers, option
+from engram.cli.flags import DATA, TASK, TRAINING, flags_from, numbers, option, switch
 from engram.cli.terminal import announce, show
 from engram.cli.words import check_words, fit_with_images, fit_without_images, refuse_beside
 from engram.errors import EngramError, Interrupted
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from engram.util.progress import Progress
 
 TrainResult = TypeVar("TrainResult", bound="AutoResult | Result | SweepResult")
-TASK_NAME = option(..., TASK, "Name of the task.", "--task")
+TASK_NAME = option(TASK, "Name of the task.", "--task", default=...)
 _REGIME_HELP = (
     "Which parameters train, and whether attention is masked; auto tries those that leave the "
     f"backbone alone (auto, {', '.join(REGIMES)}; default: auto, or {TaskSettings().regime} "
@@ -59,37 +59,25 @@ def fit_command(
     out: Path = OUT_ENGRAM,
     data: str | None = OPTIONAL_DATA,
     words: str | None = option(
-        None,
         TASK,
         "Make the classes of texts, with a CLIP or SigLIP as --backbone: a file of lines, or "
         "a list. Images are not needed; a few improve it.",
         metavar="TEXT=CLASS,…|FILE",
     ),
-    regime: str | None = option(None, TASK, _REGIME_HELP, autocompletion=among(("auto", *REGIMES))),
-    seeds: int | None = option(
-        None, TRAINING, "Train this many seeds and keep the best (default: 1)."
-    ),
-    more: bool = option(
-        False,
-        TASK,
-        "Teach the task in --from more classes, from images of these alone.",
-        "--add-classes",
+    regime: str | None = option(TASK, _REGIME_HELP, autocompletion=among(("auto", *REGIMES))),
+    seeds: int | None = option(TRAINING, "Train this many seeds and keep the best (default: 1)."),
+    more: bool = switch(
+        TASK, "Teach the task in --from more classes, from images of these alone.", "--add-classes"
     ),
     old: str | None = option(
-        None,
-        TASK,
-        "The engram that gets more classes, with --add-classes.",
-        "--from",
-        metavar="FILE",
+        TASK, "The engram that gets more classes, with --add-classes.", "--from", metavar="FILE"
     ),
     soup: int | None = option(
-        None,
         TRAINING,
         "Train at this many learning rates around the default or --lr, and average the "
         "best if validation says that it helps (default: none).",
     ),
-    own_pass: bool = option(
-        False,
+    own_pass: bool = switch(
         TASK,
         "With auto: try memory, adapter and full as well, which take longer and answer in no "
         "pass with other tasks.",
@@ -221,16 +209,13 @@ def sweep_command(
     task: str = TASK_NAME,
     out: Path = OUT_ENGRAM,
     cells: str | None = option(
-        None, TASK, f"Numbers of memory cells (default: {_CELLS}).", metavar="A,B"
+        TASK, f"Numbers of memory cells (default: {_CELLS}).", metavar="A,B"
     ),
-    lr: str | None = option(None, TRAINING, "Learning rates.", metavar="A,B"),
-    weight_decay: str | None = option(None, TRAINING, "Weight decays.", metavar="A,B"),
-    seeds: int | None = option(None, TRAINING, "Seeds for every combination (default: 1)."),
-    refit: bool = option(
-        False, TRAINING, "Train the best again, validation images included.", "--refit"
-    ),
+    lr: str | None = option(TRAINING, "Learning rates.", metavar="A,B"),
+    weight_decay: str | None = option(TRAINING, "Weight decays.", metavar="A,B"),
+    seeds: int | None = option(TRAINING, "Seeds for every combination (default: 1)."),
+    refit: bool = switch(TRAINING, "Train the best again, validation images included.", "--refit"),
     soup: int | None = option(
-        None,
         TRAINING,
         "Average up to this many of the best variants of one seed and number of cells, "
         "if validation says that it helps (default: none).",
@@ -292,16 +277,16 @@ def sweep_command(
 def teach_command(
     data: str = DATA_ARGUMENT,
     out: Path = OUT_ENGRAM,
-    task: str | None = option(None, TASK, "Name of the task (default: that of --from).", "--task"),
+    task: str | None = option(TASK, "Name of the task (default: that of --from).", "--task"),
     old: str | None = option(
-        None, TASK, "A taught engram that learns these images, too.", "--from", metavar="FILE"
+        TASK, "A taught engram that learns these images, too.", "--from", metavar="FILE"
     ),
-    forget: bool = option(False, TASK, "Let the task in --from forget these images.", "--forget"),
+    forget: bool = switch(TASK, "Let the task in --from forget these images.", "--forget"),
     statistics: str = option(
-        "on",
         TASK,
         "Keep statistics of the images' features, for familiarity, and to learn more, forget "
         "and merge later (on, off).",
+        default="on",
         autocompletion=among(("on", "off")),
     ),
     backbone: str = OWN_BACKBONE,
