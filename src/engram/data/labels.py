@@ -63,10 +63,7 @@ def find_column(
 
 
 def read_labels(
-    source: str,
-    rows: Iterable[Mapping[str, Any]],
-    listed: Names | None,
-    request: DataRequest,
+    source: str, rows: Iterable[Mapping[str, Any]], listed: Names | None, request: DataRequest
 ) -> list[Any]:
     """The label of every row, from the cells of its label columns."""
     reader = LABELS[request.kind]
@@ -309,11 +306,7 @@ def _refuse_unknown(location: str, unknown: Iterable[str], classes: Names) -> No
 
 
 def find_legend(
-    source: str,
-    found: FoundData,
-    values: Sequence[int] | None,
-    ignore: int,
-    classes: Names | None,
+    source: str, found: FoundData, values: Sequence[int] | None, ignore: int, classes: Names | None
 ) -> Legend:
     """The values that are classes, as given or all that occur, and the one that is ignored.
 
