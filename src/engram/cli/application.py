@@ -7,17 +7,18 @@ from typing import Any
 import typer
 
 from engram import __version__
-from engram.cli.complete import among, task_names
 from engram.cli.flags import (
     DATA,
     MODEL,
     OUTPUT,
     RESOURCES,
     TASK,
+    among,
     help_line,
     option,
     out_option,
     switch,
+    task_names,
 )
 from engram.util.cpus import DECODERS, DECODERS_SHOWN, use_threads
 from engram.util.settings import (

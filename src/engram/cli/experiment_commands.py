@@ -7,7 +7,6 @@ from pathlib import Path
 
 from engram.cli.application import DEVICE, IMAGE_SIZE, JSON, THREADS, app
 from engram.cli.bars import bars
-from engram.cli.complete import among
 from engram.cli.flags import (
     DATA,
     MODEL,
@@ -15,6 +14,7 @@ from engram.cli.flags import (
     RESOURCES,
     TASK,
     TRAINING,
+    among,
     flags_from,
     numbers,
     option,

@@ -1,16 +1,18 @@
-"""Flags from settings: a dataclass is the flags, the help and the documentation."""
+"""Options of commands: written out, or made of settings, where a dataclass is flags and help."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import Field
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import typer
 
-from engram.cli.complete import among
 from engram.errors import EngramError
+from engram.util.documents import MAX_BYTES, parse_json, read_header
 from engram.util.settings import settings_fields
 
 #: The panels of `--help`, in their order.
@@ -47,14 +49,9 @@ def flags_from(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command a flag for every setting of these dataclasses that it has not itself.
 
-    Args:
-        panels: The dataclasses, each with the panel of `--help` that lists its flags unless a
-            setting names another.
-        defaults: An instance of one of them, whose values the help shows in place of the class's
-            own defaults.
-
-    Returns:
-        A decorator. The command receives what was given as `flags`, a `Given`.
+    Each is listed in the panel of its class, unless the setting names another. The help shows the
+    values of `defaults`, an instance of one of the classes, in place of its own. The command
+    receives what was given as `flags`, a `Given`.
     """
 
     def with_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -151,3 +148,38 @@ def numbers(flag: str, given: str | float | Sequence[float] | None, kind: type[N
         raise EngramError(
             f"{flag} is {given!r}; give numbers with commas between them, such as 1,5."
         ) from None
+
+
+# Shell completion: it has to be quick, so nothing here imports torch
+
+
+def among(values: Iterable[str]) -> Callable[[str], list[str]]:
+    """Completes to one of these values."""
+    known = tuple(values)
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in known if value.startswith(incomplete)]
+
+    return complete
+
+
+def task_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completes to a task of the engrams and bundles that the command line names so far."""
+    given = [ctx.params.get(name) for name in ("sources", "bundle")]
+    lists = [one if isinstance(one, (list, tuple)) else [one] for one in [*given, ctx.args]]
+    paths = [path for one in lists for path in one]
+    names = {name for path in paths if path for name in _tasks_in(Path(path))}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def _tasks_in(path: Path) -> Iterator[str]:
+    """The tasks that a bundle lists, or the one in an engram's header; unverified."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        if path.is_dir():
+            with open(path / "bundle.json", "rb") as file:
+                entries = parse_json(file.read(MAX_BYTES + 1))["engrams"]
+            yield from (str(entry["task"]) for entry in entries)
+        else:
+            with open(path, "rb") as file:
+                header = read_header(file)["__metadata__"]["engram"]
+            yield str(parse_json(header.encode())["task"]["name"])

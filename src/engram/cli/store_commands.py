@@ -8,8 +8,17 @@ import typer
 
 from engram.cli.application import BACKBONE, JSON, OUT_ENGRAM, OUT_FOLDER, OVERWRITE, app
 from engram.cli.bars import bars
-from engram.cli.complete import task_names
-from engram.cli.flags import HUB, MODEL, OUTPUT, TASK, numbers, option, out_option, switch
+from engram.cli.flags import (
+    HUB,
+    MODEL,
+    OUTPUT,
+    TASK,
+    numbers,
+    option,
+    out_option,
+    switch,
+    task_names,
+)
 from engram.cli.terminal import show
 from engram.util.text import words
 

@@ -18,8 +18,7 @@ from engram.cli.application import (
     app,
 )
 from engram.cli.bars import Watch, bars
-from engram.cli.complete import among
-from engram.cli.flags import DATA, TASK, TRAINING, flags_from, numbers, option, switch
+from engram.cli.flags import DATA, TASK, TRAINING, among, flags_from, numbers, option, switch
 from engram.cli.terminal import announce, show
 from engram.cli.words import check_words, fit_with_images, fit_without_images, refuse_beside
 from engram.errors import EngramError, Interrupted

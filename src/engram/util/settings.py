@@ -51,22 +51,13 @@ def setting(
     kind: type = int,
     flag: bool = True,
 ) -> Any:
-    """A field of a settings dataclass.
+    """A field of a settings dataclass, with a line of help and the values that it allows.
 
-    Args:
-        default: The value when none is given.
-        about: One line of help.
-        least: The smallest number allowed.
-        most: The largest number allowed.
-        below: Numbers must be less than this.
-        choices: The only texts allowed.
-        offers: Texts that a shell completes where others are allowed too.
-        group: The panel of `--help` that lists the flag.
-        metavar: What `--help` shows in place of the value.
-        label: What descriptions of a task call it, if they always show it.
-        shown: What help and documentation say in place of a default that depends on the machine.
-        kind: The type of values where the default is None.
-        flag: Whether the command line has a flag for it.
+    `least`, `most` and `below` are about numbers, `choices` are the only texts, and `offers` those
+    that a shell completes where others are allowed too. `kind` is the type where the default is
+    None. `--help` lists the flag in the panel `group`, with `metavar` in place of the value, and
+    `shown` in place of a default that depends on the machine. Descriptions of a task always show a
+    setting with a `label`, by that name. Without `flag`, the command line has none.
     """
     kind = kind if default is None else type(default)
     rules: dict[type, Rule] = {
