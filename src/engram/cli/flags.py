@@ -58,7 +58,7 @@ def flags_from(
         own = signature(command)
         hints = get_type_hints(command)
         parameters = [
-            parameter.replace(annotation=hints[parameter.name])
+            parameter.replace(annotation=hints[parameter.name], kind=Parameter.KEYWORD_ONLY)
             for parameter in own.parameters.values()
             if parameter.name != "flags"
         ]
@@ -71,9 +71,7 @@ def flags_from(
         for settings_class, items in settings.items():
             shown = defaults if isinstance(defaults, settings_class) else None
             parameters += _options(items, panels[settings_class], shown)
-        parameters = sorted(
-            (parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters), key=_panel
-        )
+        parameters.sort(key=_panel)
 
         def called(**values: Any) -> None:
             given = {

@@ -90,7 +90,7 @@ def fit_command(
     """Train a task on images, or make one of words, and write it as an engram."""
     with bars(as_json) as progress:
         progress("starting", 0, 0)
-        from engram.curation.labels import wrong_labels
+        from engram.curation.check import wrong_labels
         from engram.train.auto import AutoResult
         from engram.train.job import TrainingJob
 
@@ -331,7 +331,7 @@ def _model_to_teach(
 ) -> tuple[MemoryViT, str]:
     """A model to teach, with the old task attached if there is one, and the name of the task."""
     from engram.model import MemoryViT
-    from engram.store.fitting import load_engram_backbone
+    from engram.store.engram import load_engram_backbone
     from engram.store.format import read_engram
     from engram.store.remote import single_engram_path
     from engram.train.backbone import backbone_for

@@ -31,8 +31,7 @@ from engram.store.bundles import (
     stored_version,
     version_file,
 )
-from engram.store.engram import BackboneInfo, Engram
-from engram.store.fitting import load_engram_backbone
+from engram.store.engram import BackboneInfo, Engram, load_engram_backbone
 from engram.store.format import read_engram, serialise_engram, write_engram
 from engram.store.remote import MANIFEST
 from engram.util.files import (

@@ -17,8 +17,14 @@ import torch
 from torch import Tensor
 
 from engram.errors import EngramError, flag
-from engram.store.engram import Engram, origin, shape_mismatch, stored_dtype
-from engram.store.fitting import Located, check_same_backbone
+from engram.store.engram import (
+    Engram,
+    Located,
+    check_same_backbone,
+    origin,
+    shape_mismatch,
+    stored_dtype,
+)
 from engram.store.format import check_free, read_engram, write_engram
 from engram.store.remote import local_path
 from engram.tasks.class_statistics import PREFIX
