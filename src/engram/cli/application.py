@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import typer
@@ -21,15 +22,7 @@ from engram.cli.flags import (
     task_names,
 )
 from engram.util.cpus import DECODERS, DECODERS_SHOWN, use_threads
-from engram.util.settings import (
-    ABOUT_BACKBONE_DTYPE,
-    ABOUT_DEVICE,
-    ABOUT_ENGINE,
-    ABOUT_PRECISION,
-    BACKBONE_DTYPES,
-    ENGINES,
-    PRECISIONS,
-)
+from engram.util.settings import ComputeSettings
 
 app = typer.Typer(
     name="engram",
@@ -41,9 +34,13 @@ app = typer.Typer(
 )
 
 
-def _choice(default: str, choices: tuple[str, ...], about: str) -> Any:
+def _compute_option(name: str) -> Any:
+    item = next(item for item in fields(ComputeSettings) if item.name == name)
+    about, choices = item.metadata["about"], item.metadata["choices"]
+    if not choices:
+        return option(RESOURCES, help_line(about), default=item.default, metavar="NAME")
     line = help_line(about, ", ".join(choices))
-    return option(RESOURCES, line, default=default, autocompletion=among(choices))
+    return option(RESOURCES, line, default=item.default, autocompletion=among(choices))
 
 
 def _compute_with(threads: int | None) -> None:
@@ -87,10 +84,10 @@ THREADS = option(  # for every command that computes
     callback=_compute_with,
     show_default=False,
 )
-DEVICE = option(RESOURCES, help_line(ABOUT_DEVICE), default="auto", metavar="NAME")
-ENGINE = _choice("torch", ENGINES, ABOUT_ENGINE)
-PRECISION = _choice("fp32", PRECISIONS, ABOUT_PRECISION)
-BACKBONE_DTYPE = _choice("fp32", BACKBONE_DTYPES, ABOUT_BACKBONE_DTYPE)
+DEVICE = _compute_option("device")
+ENGINE = _compute_option("engine")
+PRECISION = _compute_option("precision")
+BACKBONE_DTYPE = _compute_option("backbone_dtype")
 TASKS = option(MODEL, "Only these tasks; repeatable.", "--task", autocompletion=task_names)
 OUT_FOLDER = out_option("The folder to write.", default=...)
 OUT_ENGRAM = out_option("The engram to write.", default=...)
