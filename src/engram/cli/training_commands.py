@@ -20,7 +20,7 @@ from engram.cli.application import (
 from engram.cli.bars import Watch, bars
 from engram.cli.flags import DATA, TASK, TRAINING, among, flags_from, numbers, option, switch
 from engram.cli.terminal import announce, show
-from engram.cli.words import check_words, fit_with_images, fit_without_images, refuse_beside
+from engram.cli.words import fit_with_images, fit_without_images, refuse_beside
 from engram.errors import EngramError, Interrupted
 from engram.methods.method_flags import REGIMES, MethodFlags
 from engram.tasks.task_settings import TaskSettings
@@ -102,7 +102,10 @@ def fit_command(
         _check_add_classes(more, old, {**fixed, **own, "resume": resume})
         extends = given[TaskSettings].get("extends")
         others = {**fixed, **own, "resume": resume, "extends": extends, "add_classes": more}
-        check_words(words, data, others)
+        if words is not None:
+            refuse_beside("--words", "the task is a head on the backbone's embedding", others)
+        elif data is None:
+            raise EngramError("There is nothing to learn from: give DATA, or classes with --words.")
         result: AutoResult | Result | SweepResult
         made, stopped = None, ""
         if data is None:

@@ -25,15 +25,6 @@ _TEXT_TOWER = (
 )
 
 
-def check_words(words: str | None, data: str | None, given: Mapping[str, Any]) -> None:
-    """Refuse flags that decide what words decide, and a training without data or words."""
-    if words is None:
-        if data is None:
-            raise EngramError("There is nothing to learn from: give DATA, or classes with --words.")
-        return
-    refuse_beside("--words", "the task is a head on the backbone's embedding", given)
-
-
 def refuse_beside(flag: str, why: str, given: Mapping[str, Any]) -> None:
     """Refuse what was given beside a flag that decides it."""
     useless = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
