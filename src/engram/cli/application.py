@@ -15,6 +15,7 @@ from engram.cli.flags import (
     RESOURCES,
     TASK,
     among,
+    argument,
     help_line,
     option,
     out_option,
@@ -50,8 +51,8 @@ def _compute_with(threads: int | None) -> None:
 
 JSON = switch(OUTPUT, "Print one JSON document for machines.", "--json")
 _DATA_HELP = "A folder, a table, .npz, hf:NAME, digits or a preset."
-DATA_ARGUMENT = typer.Argument(metavar="DATA", help=_DATA_HELP)
-OPTIONAL_DATA = typer.Argument(None, metavar="DATA", help=_DATA_HELP)
+DATA_ARGUMENT = argument("DATA", _DATA_HELP)
+OPTIONAL_DATA = argument("DATA", _DATA_HELP, default=None)
 TASK_DATA = option(
     DATA,
     "A task and its data to measure it on, with a split of its own if you like; repeatable.",
@@ -72,7 +73,7 @@ OWN_BACKBONE = option(
     metavar="BACKBONE",
 )
 IMAGE_SIZE = option(TASK, "Height and width of images in pixels, if not the backbone's own.")
-ENGRAMS = typer.Argument(metavar="FILE", help="Engrams or bundles.")
+ENGRAMS = argument("FILE", "Engrams or bundles.")
 BATCH = option(RESOURCES, "Images per pass.", default=64)
 WORKERS = option(
     RESOURCES, "Processes that decode images.", default=DECODERS, show_default=DECODERS_SHOWN

@@ -11,7 +11,7 @@ import typer
 
 from engram.cli.application import JSON, app
 from engram.cli.bars import bars
-from engram.cli.flags import option
+from engram.cli.flags import argument, option
 from engram.cli.terminal import announce, show
 from engram.util.description import Description
 from engram.util.invocation import program
@@ -104,8 +104,7 @@ def estimated_speed(config: ViTConfig, side: int) -> float:
 
 @backbones_app.command(name="get")
 def get_command(
-    name: str = typer.Argument(metavar="NAME", help="A name of the list, or a Hub id."),
-    as_json: bool = JSON,
+    name: str = argument("NAME", "A name of the list, or a Hub id."), as_json: bool = JSON
 ) -> None:
     """Fetch a backbone from the Hub into its cache, and check that it can be loaded."""
     from engram.backbones.load import get_backbone

@@ -22,7 +22,7 @@ from engram.cli.application import (
     app,
 )
 from engram.cli.bars import bars
-from engram.cli.flags import DATA, MODEL, OUTPUT, flags_from, option, out_option, switch
+from engram.cli.flags import DATA, MODEL, OUTPUT, argument, flags_from, option, out_option, switch
 from engram.cli.inputs import model_of
 from engram.cli.terminal import announce, show
 from engram.errors import EngramError
@@ -117,9 +117,8 @@ def check_command(
 @app.command(name="suggest")
 @flags_from({PoolSettings: DATA})
 def suggest_command(
-    pool: list[str] = typer.Argument(
-        metavar="POOL…",
-        help="Images without labels: folders, images, tables, lists, archives and addresses.",
+    pool: list[str] = argument(
+        "POOL…", "Images without labels: folders, images, tables, lists, archives and addresses."
     ),
     task: list[Path] | None = option(
         MODEL,
@@ -208,10 +207,10 @@ def _cell(value: object) -> str:
 
 @app.command(name="drift")
 def drift_command(
-    reference: Path = typer.Argument(
-        metavar="REFERENCE", help="Answers to compare with, which engram predict --out wrote."
+    reference: Path = argument(
+        "REFERENCE", "Answers to compare with, which engram predict --out wrote."
     ),
-    new: Path = typer.Argument(metavar="NEW", help="Answers of the same tasks about other images."),
+    new: Path = argument("NEW", "Answers of the same tasks about other images."),
     size: float = option(
         None, "Smallest difference that counts as drift, from 0 to 1.", default=0.1
     ),

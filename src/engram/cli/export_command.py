@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from engram.cli.application import (
     BACKBONE,
     JSON,
@@ -22,7 +20,7 @@ from engram.cli.application import (
     app,
 )
 from engram.cli.bars import bars
-from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_from, option, out_option
+from engram.cli.flags import DATA, OUTPUT, RESOURCES, argument, flags_from, option, out_option
 from engram.cli.inputs import labelled_task
 from engram.cli.terminal import show
 from engram.errors import EngramError
@@ -42,9 +40,7 @@ Metrics = Mapping[str, Mapping[str, Any]]  # by task
 @app.command(name="export")
 @flags_from({ColumnOptions: DATA})
 def export_command(
-    sources: list[Path] = typer.Argument(
-        metavar="BUNDLE", help="A bundle, or engrams for one backbone."
-    ),
+    sources: list[Path] = argument("BUNDLE", "A bundle, or engrams for one backbone."),
     out: Path | None = out_option("The file to write: .onnx or .pt2."),
     web: Path | None = option(
         OUTPUT,

@@ -14,7 +14,7 @@ import typer
 
 from engram.cli.application import JSON, THREADS, app
 from engram.cli.bars import bars
-from engram.cli.flags import OUTPUT, RESOURCES, flags_from, out_option, switch
+from engram.cli.flags import OUTPUT, RESOURCES, argument, flags_from, out_option, switch
 from engram.cli.terminal import announce, complain, is_first, show
 from engram.cluster.connect import FarmSettings, check_address
 from engram.util.description import Description
@@ -33,7 +33,7 @@ _STATES = ("waiting", "running", "done", "failed")
 @app.command(name="farm")
 @flags_from({FarmSettings: RESOURCES})
 def farm_command(
-    jobs: Path = typer.Argument(metavar="JOBS.toml", help=_JOBS),
+    jobs: Path = argument("JOBS.toml", _JOBS),
     out: Path | None = out_option(
         "Bundle for the tasks of jobs that name none (default: JOBS.farm/bundle).", "BUNDLE"
     ),

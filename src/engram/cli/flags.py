@@ -29,6 +29,11 @@ PANELS = DATA, MODEL, TASK, TRAINING, HUB, RESOURCES, OUTPUT = (
 N = TypeVar("N", int, float)
 
 
+def argument(metavar: str, about: str, default: Any = ..., **others: Any) -> Any:
+    """An argument of a command, which is required unless it has a default."""
+    return typer.Argument(default, metavar=metavar, help=about, **others)
+
+
 def option(panel: str | None, about: str, *names: str, default: Any = None, **others: Any) -> Any:
     """An option of a command, with its panel and line of `--help`; with `...` it is required."""
     return typer.Option(default, *names, help=about, rich_help_panel=panel, **others)

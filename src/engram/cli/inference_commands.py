@@ -9,8 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from engram.cli.application import (
     BACKBONE,
     BACKBONE_DTYPE,
@@ -27,7 +25,7 @@ from engram.cli.application import (
     app,
 )
 from engram.cli.bars import bars
-from engram.cli.flags import DATA, OUTPUT, flags_from, option, out_option, switch
+from engram.cli.flags import DATA, OUTPUT, argument, flags_from, option, out_option, switch
 from engram.cli.inputs import LabelledTask, labelled_task, model_of
 from engram.cli.terminal import announce, show
 from engram.cli.words import embed_texts
@@ -229,8 +227,8 @@ def embed_command(
     out: Path = out_option(
         "The file to write: .parquet or .npz. An existing one is replaced.", "FILE", default=...
     ),
-    data: list[str] | None = typer.Argument(
-        None, metavar="DATA…", help="Images or folders of them, or one labelled dataset."
+    data: list[str] | None = argument(
+        "DATA…", "Images or folders of them, or one labelled dataset.", default=None
     ),
     texts: list[str] | None = option(
         DATA,

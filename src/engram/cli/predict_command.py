@@ -22,7 +22,7 @@ from engram.cli.application import (
     app,
 )
 from engram.cli.bars import bars
-from engram.cli.flags import OUTPUT, RESOURCES, flags_from, option, out_option
+from engram.cli.flags import OUTPUT, RESOURCES, argument, flags_from, option, out_option
 from engram.cli.inputs import model_of
 from engram.cli.terminal import show
 from engram.cluster.connect import ClusterSettings
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 @app.command(name="predict")
 @flags_from({BulkSettings: "With --out", ClusterSettings: "With --on"})
 def predict_command(
-    sources: list[str] = typer.Argument(
-        metavar="FILE… IMAGE…",
-        help="Engrams or bundles, and images or folders; with --out also tables, lists, "
+    sources: list[str] = argument(
+        "FILE… IMAGE…",
+        "Engrams or bundles, and images or folders; with --out also tables, lists, "
         "archives and addresses.",
     ),
     backbone: str | None = BACKBONE,

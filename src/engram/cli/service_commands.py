@@ -8,11 +8,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import typer
-
 from engram.cli.application import BACKBONE, JSON, app
 from engram.cli.bars import bars
-from engram.cli.flags import flags_from, option, out_option
+from engram.cli.flags import argument, flags_from, option, out_option
 from engram.cli.terminal import show
 from engram.serve.service_settings import LabelSettings, Settings
 from engram.util.description import Description
@@ -22,9 +20,7 @@ from engram.util.settings import Given
 @app.command(name="serve")
 @flags_from({Settings: "Service"})
 def serve_command(
-    sources: list[Path] = typer.Argument(
-        metavar="BUNDLE|FILE…", help="A bundle, or engrams as if composed."
-    ),
+    sources: list[Path] = argument("BUNDLE|FILE…", "A bundle, or engrams as if composed."),
     backbone: str | None = BACKBONE,
     token: str | None = option(
         "Access",
@@ -62,7 +58,7 @@ def serve_command(
 @app.command(name="label-studio")
 @flags_from({LabelSettings: "Service"})
 def label_studio_command(
-    task: str = typer.Argument(metavar="TASK", help="The task of the service that predicts."),
+    task: str = argument("TASK", "The task of the service that predicts."),
     out: Path = out_option("The folder for labelled images, one folder a class.", default=...),
     as_json: bool = JSON,
     *,

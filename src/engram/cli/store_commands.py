@@ -13,6 +13,7 @@ from engram.cli.flags import (
     MODEL,
     OUTPUT,
     TASK,
+    argument,
     numbers,
     option,
     out_option,
@@ -28,8 +29,8 @@ REVISION = option(HUB, "Branch, tag or commit.")
 
 @app.command()
 def inspect(
-    source: str = typer.Argument(
-        metavar="FILE|BUNDLE|BACKBONE", help="An engram, a bundle, or a backbone's path or Hub id."
+    source: str = argument(
+        "FILE|BUNDLE|BACKBONE", "An engram, a bundle, or a backbone's path or Hub id."
     ),
     as_json: bool = JSON,
 ) -> None:
@@ -41,7 +42,7 @@ def inspect(
 
 @app.command()
 def compose(
-    sources: list[Path] = typer.Argument(metavar="FILE", help="Engrams, or bundles of them."),
+    sources: list[Path] = argument("FILE", "Engrams, or bundles of them."),
     out: Path = OUT_FOLDER,
     backbone: str | None = BACKBONE,
     overwrite: bool = switch(
@@ -59,7 +60,7 @@ def compose(
 
 @app.command(name="merge")
 def merge_command(
-    sources: list[str] = typer.Argument(metavar="FILE", help="Two or more engrams of one task."),
+    sources: list[str] = argument("FILE", "Two or more engrams of one task."),
     out: Path = OUT_ENGRAM,
     weights: str = option(
         TASK,
@@ -83,8 +84,8 @@ def merge_command(
 bundle_app = typer.Typer(help="Change a bundle.", no_args_is_help=True)
 app.add_typer(bundle_app, name="bundle")
 
-BUNDLE = typer.Argument(metavar="BUNDLE", help="A folder of engrams.")
-BUNDLE_TASK = typer.Argument(metavar="TASK", help="The task.", autocompletion=task_names)
+BUNDLE = argument("BUNDLE", "A folder of engrams.")
+BUNDLE_TASK = argument("TASK", "The task.", autocompletion=task_names)
 
 
 @bundle_app.command(name="remove")
@@ -103,9 +104,7 @@ def bundle_remove(bundle: Path = BUNDLE, task: str = BUNDLE_TASK, as_json: bool 
 @bundle_app.command(name="history")
 def bundle_history(
     bundle: Path = BUNDLE,
-    task: str | None = typer.Argument(
-        None, metavar="[TASK]", help="A task.", autocompletion=task_names
-    ),
+    task: str | None = argument("[TASK]", "A task.", default=None, autocompletion=task_names),
     as_json: bool = JSON,
 ) -> None:
     """List the versions of tasks: the one that answers, its shadow, and those before it."""
@@ -136,9 +135,7 @@ def bundle_rollback(
 
 @app.command()
 def convert(
-    checkpoint: str = typer.Argument(
-        metavar="OLD.pt", help="The old checkpoint, or hf:OWNER/NAME/OLD.pt."
-    ),
+    checkpoint: str = argument("OLD.pt", "The old checkpoint, or hf:OWNER/NAME/OLD.pt."),
     out: Path = out_option("The folder to write engrams into.", default=...),
     base: str | None = option(
         MODEL,
@@ -164,9 +161,7 @@ def convert(
 
 @app.command(name="push")
 def push_command(
-    sources: list[str] = typer.Argument(
-        metavar="FILE|BUNDLE", help="An engram, a bundle, or engrams that fit."
-    ),
+    sources: list[str] = argument("FILE|BUNDLE", "An engram, a bundle, or engrams that fit."),
     to: str = option(HUB, "The Hub repository.", default=..., metavar="OWNER/NAME"),
     dry_run: bool = switch(
         OUTPUT, "Show exactly what would be sent, and send nothing.", "--dry-run"
@@ -196,9 +191,7 @@ def push_command(
 
 @app.command(name="pull")
 def pull_command(
-    sources: list[str] = typer.Argument(
-        metavar="hf:OWNER/NAME[/FILE]", help="Repositories or engrams of the Hub."
-    ),
+    sources: list[str] = argument("hf:OWNER/NAME[/FILE]", "Repositories or engrams of the Hub."),
     out: Path | None = out_option("The folder to write."),
     revision: str | None = REVISION,
     overwrite: bool = OVERWRITE,
@@ -216,7 +209,7 @@ def pull_command(
 
 @app.command(name="list")
 def list_command(
-    source: str = typer.Argument(metavar="hf:OWNER/NAME|FOLDER", help="Where to look for engrams."),
+    source: str = argument("hf:OWNER/NAME|FOLDER", "Where to look for engrams."),
     revision: str | None = REVISION,
     as_json: bool = JSON,
 ) -> None:
