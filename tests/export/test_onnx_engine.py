@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Sequence
-from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ from engram.export import onnx_engine
 from engram.export.onnx_engine import OnnxEngine
 from engram.export.runtime import RUNTIMES, half_precision
 from engram.export.verify import generated_pixels
-from engram.util.settings import ComputeSettings
+from engram.util.settings import ComputeSettings, setting_of
 
 
 @pytest.fixture(scope="module")
@@ -146,5 +145,5 @@ def test_a_cpu_that_cannot_compute_in_bf16_computes_in_fp32_and_says_so(
 
 
 def test_every_engine_has_a_name_that_settings_allow() -> None:
-    engine = next(item for item in fields(ComputeSettings) if item.name == "engine")
+    engine = setting_of(ComputeSettings, "engine")
     assert {"torch", *RUNTIMES} == {*engine.metadata["choices"]}

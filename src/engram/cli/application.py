@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import typer
@@ -23,7 +22,7 @@ from engram.cli.flags import (
     task_names,
 )
 from engram.util.cpus import DECODERS, DECODERS_SHOWN, use_threads
-from engram.util.settings import ComputeSettings
+from engram.util.settings import ComputeSettings, setting_of
 
 app = typer.Typer(
     name="engram",
@@ -36,7 +35,7 @@ app = typer.Typer(
 
 
 def _compute_option(name: str) -> Any:
-    item = next(item for item in fields(ComputeSettings) if item.name == name)
+    item = setting_of(ComputeSettings, name)
     about, choices = item.metadata["about"], item.metadata["choices"]
     if not choices:
         return option(RESOURCES, help_line(about), default=item.default, metavar="NAME")
