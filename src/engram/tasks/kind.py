@@ -53,11 +53,8 @@ class Kind(ABC):
     one_class = False  # learned from good images alone: labels say 1 for others (one-class)
     picture = ""  # the part of an answer that is a PNG: "mask" or "map"
 
-    def head(self, sizes: HeadSizes) -> TaskHead:
-        return self.head_class(sizes, self.fitted)
-
     def head_macs(self, sizes: HeadSizes, patches: int) -> int:
-        """Multiply-accumulates of `head` for one picture."""
+        """Multiply-accumulates of the head for one picture."""
         return sizes.features * (sizes.classes + (sizes.features if sizes.mlp else 0))
 
     def groups(self, classes: int) -> int:

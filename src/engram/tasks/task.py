@@ -47,7 +47,7 @@ class Task(nn.Module):
         for name, initial in parameters.items():
             _put(self, name, nn.Parameter(initial.draw(backbone)))
         self.backbone = spec.method.own_backbone(backbone)
-        self.head = self.kind.head(spec.head_config(shape))
+        self.head = self.kind.head_class(spec.head_config(shape), self.kind.fitted)
         self.statistics: ClassStatistics | None = None  # `keep_statistics` makes room for them
         self.sums: FeatureSums | None = None  # of a task that was taught, and can learn more
         self.to(backbone.device, backbone.dtype)
