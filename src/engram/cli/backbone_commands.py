@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engram.cli.application import JSON, app
+from engram.cli import shared
+from engram.cli.application import app
 from engram.cli.bars import bars
 from engram.cli.flags import argument, option
 from engram.cli.terminal import announce, show
@@ -28,7 +29,7 @@ app.add_typer(backbones_app, name="backbones")
 
 
 @backbones_app.callback(invoke_without_command=True)
-def backbones_command(context: typer.Context, as_json: bool = JSON) -> None:
+def backbones_command(context: typer.Context, as_json: bool = shared.JSON) -> None:
     """List the recommended backbones, and which are on this machine."""
     if context.invoked_subcommand is not None:
         return
@@ -104,7 +105,7 @@ def estimated_speed(config: ViTConfig, side: int) -> float:
 
 @backbones_app.command(name="get")
 def get_command(
-    name: str = argument("NAME", "A name of the list, or a Hub id."), as_json: bool = JSON
+    name: str = argument("NAME", "A name of the list, or a Hub id."), as_json: bool = shared.JSON
 ) -> None:
     """Fetch a backbone from the Hub into its cache, and check that it can be loaded."""
     from engram.backbones.load import get_backbone
@@ -137,7 +138,7 @@ app.add_typer(cache_app, name="cache")
 
 
 @cache_app.command(name="info")
-def cache_info(as_json: bool = JSON) -> None:
+def cache_info(as_json: bool = shared.JSON) -> None:
     """Print where the cache is and what it holds."""
     from engram.train.caches import default_root, info, limit
 
@@ -182,7 +183,7 @@ def cache_clear(
         metavar="GB",
         min=0,
     ),
-    as_json: bool = JSON,
+    as_json: bool = shared.JSON,
 ) -> None:
     """Remove everything from the cache, or what the flags choose."""
     from engram.train.caches import clear

@@ -8,19 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from engram.cli.application import (
-    BACKBONE,
-    BACKBONE_DTYPE,
-    DATA_ARGUMENT,
-    DEVICE,
-    IMAGE_SIZE,
-    JSON,
-    OWN_BACKBONE,
-    PRECISION,
-    THREADS,
-    WORKERS,
-    app,
-)
+from engram.cli import shared
+from engram.cli.application import app
 from engram.cli.bars import bars
 from engram.cli.flags import DATA, MODEL, OUTPUT, argument, flags_from, option, out_option, switch
 from engram.cli.inputs import model_of
@@ -46,13 +35,13 @@ _NO_TASK = (
 @app.command(name="data")
 @flags_from({DataOptions: DATA})
 def data_command(
-    data: str = DATA_ARGUMENT,
+    data: str = shared.DATA_ARGUMENT,
     check: bool = switch(
         DATA,
         "Decode every image and look for all duplicates; else a sample of the headers.",
         "--check",
     ),
-    as_json: bool = JSON,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
@@ -68,15 +57,15 @@ def data_command(
 @app.command(name="check")
 @flags_from({DataOptions: DATA})
 def check_command(
-    data: str = DATA_ARGUMENT,
+    data: str = shared.DATA_ARGUMENT,
     out: Path | None = out_option("Also write a page.", "FILE.html"),
     csv: Path | None = option(OUTPUT, "Also write all findings as a table.", metavar="FILE.csv"),
-    backbone: str = OWN_BACKBONE,
-    image_size: int | None = IMAGE_SIZE,
-    backbone_dtype: str = BACKBONE_DTYPE,
-    workers: int = WORKERS,
-    threads: int | None = THREADS,
-    as_json: bool = JSON,
+    backbone: str = shared.OWN_BACKBONE,
+    image_size: int | None = shared.IMAGE_SIZE,
+    backbone_dtype: str = shared.BACKBONE_DTYPE,
+    workers: int = shared.WORKERS,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
@@ -142,12 +131,12 @@ def suggest_command(
         "Copy the images into this folder, next to an empty folder for each class.",
         metavar="FOLDER",
     ),
-    backbone: str | None = BACKBONE,
-    device: str = DEVICE,
-    precision: str = PRECISION,
-    backbone_dtype: str = BACKBONE_DTYPE,
-    threads: int | None = THREADS,
-    as_json: bool = JSON,
+    backbone: str | None = shared.BACKBONE,
+    device: str = shared.DEVICE,
+    precision: str = shared.PRECISION,
+    backbone_dtype: str = shared.BACKBONE_DTYPE,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
@@ -218,7 +207,7 @@ def drift_command(
     out: Path | None = out_option(
         "Write a page with the distributions and the images that changed most.", "FILE.html"
     ),
-    as_json: bool = JSON,
+    as_json: bool = shared.JSON,
 ) -> None:
     """Compare two tables of answers: which tasks see other images than before."""
     from engram.curation.drift import compare, describe, read_answers

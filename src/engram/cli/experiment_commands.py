@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from engram.cli.application import DEVICE, IMAGE_SIZE, JSON, THREADS, app
+from engram.cli import shared
+from engram.cli.application import app
 from engram.cli.bars import bars
 from engram.cli.flags import (
     DATA,
@@ -34,8 +35,8 @@ def demo(
     seed: int = option(
         TRAINING, "Random seed of the pictures and of initialisation.", default=0, min=0
     ),
-    threads: int | None = THREADS,
-    as_json: bool = JSON,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
 ) -> None:
     """Train three tasks on one small ViT, compose them, and check every promise."""
     from rich.console import Console
@@ -60,9 +61,9 @@ def bench_command(
     batch: str = option(RESOURCES, "Batch sizes.", default="1,16", metavar="A,B"),
     cells: int = option(TASK, "Memory cells at every layer.", default=MethodFlags().cells),
     seconds: float = option(RESOURCES, "Seconds per table; more gives less noise.", default=5.0),
-    device: str = DEVICE,
-    threads: int | None = THREADS,
-    as_json: bool = JSON,
+    device: str = shared.DEVICE,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
 ) -> None:
     """Measure the speed of tasks against the plain backbone and against separate models."""
     from engram.experiments.bench import BenchSettings, bench
@@ -102,10 +103,10 @@ def reproduce_command(
         TRAINING, "Learning rates, in place of the usual grid.", default="", metavar="A,B"
     ),
     seeds: int = option(TRAINING, "Seeds for every learning rate.", default=1),
-    image_size: int | None = IMAGE_SIZE,
+    image_size: int | None = shared.IMAGE_SIZE,
     dry_run: bool = switch(OUTPUT, "Print what would be trained, and stop.", "--dry-run"),
-    threads: int | None = THREADS,
-    as_json: bool = JSON,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:

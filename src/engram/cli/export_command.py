@@ -8,17 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engram.cli.application import (
-    BACKBONE,
-    JSON,
-    OVERWRITE,
-    SPLIT,
-    TASK_DATA,
-    TASKS,
-    THREADS,
-    WORKERS,
-    app,
-)
+from engram.cli import shared
+from engram.cli.application import app
 from engram.cli.bars import bars
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, argument, flags_from, option, out_option
 from engram.cli.inputs import labelled_task
@@ -59,15 +50,15 @@ def export_command(
         "int8, or in float32, in place of float16.",
         "--int8/--no-int8",
     ),
-    tasks: list[str] | None = TASKS,
-    data: list[str] | None = TASK_DATA,
-    split: str = SPLIT,
-    backbone: str | None = BACKBONE,
+    tasks: list[str] | None = shared.TASKS,
+    data: list[str] | None = shared.TASK_DATA,
+    split: str = shared.SPLIT,
+    backbone: str | None = shared.BACKBONE,
     batch: int = option(RESOURCES, "Images per pass.", default=32),
-    workers: int = WORKERS,
-    overwrite: bool = OVERWRITE,
-    threads: int | None = THREADS,
-    as_json: bool = JSON,
+    workers: int = shared.WORKERS,
+    overwrite: bool = shared.OVERWRITE,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:

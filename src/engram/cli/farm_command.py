@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engram.cli.application import JSON, THREADS, app
+from engram.cli import shared
+from engram.cli.application import app
 from engram.cli.bars import bars
 from engram.cli.flags import OUTPUT, RESOURCES, argument, flags_from, out_option, switch
 from engram.cli.terminal import announce, complain, is_first, show
@@ -41,8 +42,8 @@ def farm_command(
         OUTPUT, "Retrain jobs whose options have changed, and replace their tasks.", "--overwrite"
     ),
     dry_run: bool = switch(OUTPUT, "Check the jobs, print them, and stop.", "--dry-run"),
-    threads: int | None = THREADS,
-    as_json: bool = JSON,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:

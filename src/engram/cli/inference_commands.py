@@ -9,21 +9,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engram.cli.application import (
-    BACKBONE,
-    BACKBONE_DTYPE,
-    BATCH,
-    DEVICE,
-    ENGRAMS,
-    JSON,
-    PRECISION,
-    SPLIT,
-    TASK_DATA,
-    TASKS,
-    THREADS,
-    WORKERS,
-    app,
-)
+from engram.cli import shared
+from engram.cli.application import app
 from engram.cli.bars import bars
 from engram.cli.flags import DATA, OUTPUT, argument, flags_from, option, out_option, switch
 from engram.cli.inputs import LabelledTask, labelled_task, model_of
@@ -51,15 +38,15 @@ _SHOWN_CLASSES = _SHOWN_CHANGES = 20  # in the tables of --against
 @app.command(name="eval")
 @flags_from({ColumnOptions: DATA})
 def eval_command(
-    sources: list[Path] = ENGRAMS,
-    data: list[str] | None = TASK_DATA,
-    split: str = SPLIT,
-    backbone: str | None = BACKBONE,
-    batch: int = BATCH,
-    workers: int = WORKERS,
-    device: str = DEVICE,
-    precision: str = PRECISION,
-    backbone_dtype: str = BACKBONE_DTYPE,
+    sources: list[Path] = shared.ENGRAMS,
+    data: list[str] | None = shared.TASK_DATA,
+    split: str = shared.SPLIT,
+    backbone: str | None = shared.BACKBONE,
+    batch: int = shared.BATCH,
+    workers: int = shared.WORKERS,
+    device: str = shared.DEVICE,
+    precision: str = shared.PRECISION,
+    backbone_dtype: str = shared.BACKBONE_DTYPE,
     skip_bad: bool = switch(DATA, "Leave unreadable images out of the count.", "--skip-bad"),
     against: list[Path] | None = option(
         None,
@@ -67,8 +54,8 @@ def eval_command(
         metavar="FILE",
     ),
     report: Path | None = option(OUTPUT, "Also write a page.", metavar="FILE.html"),
-    threads: int | None = THREADS,
-    as_json: bool = JSON,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
@@ -244,14 +231,14 @@ def embed_command(
         "size of the images.",
         metavar="BACKBONE",
     ),
-    tasks: list[str] | None = TASKS,
-    batch: int = BATCH,
-    workers: int = WORKERS,
-    backbone_dtype: str = BACKBONE_DTYPE,
-    device: str = DEVICE,
-    precision: str = PRECISION,
-    threads: int | None = THREADS,
-    as_json: bool = JSON,
+    tasks: list[str] | None = shared.TASKS,
+    batch: int = shared.BATCH,
+    workers: int = shared.WORKERS,
+    backbone_dtype: str = shared.BACKBONE_DTYPE,
+    device: str = shared.DEVICE,
+    precision: str = shared.PRECISION,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:

@@ -9,18 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engram.cli.application import (
-    BACKBONE,
-    BACKBONE_DTYPE,
-    DEVICE,
-    ENGINE,
-    JSON,
-    OVERWRITE,
-    PRECISION,
-    TASKS,
-    THREADS,
-    app,
-)
+from engram.cli import shared
+from engram.cli.application import app
 from engram.cli.bars import bars
 from engram.cli.flags import OUTPUT, RESOURCES, argument, flags_from, option, out_option
 from engram.cli.inputs import model_of
@@ -44,8 +34,8 @@ def predict_command(
         "Engrams or bundles, and images or folders; with --out also tables, lists, "
         "archives and addresses.",
     ),
-    backbone: str | None = BACKBONE,
-    tasks: list[str] | None = TASKS,
+    backbone: str | None = shared.BACKBONE,
+    tasks: list[str] | None = shared.TASKS,
     top_k: int = option(OUTPUT, "Number of classes to return per task.", default=3),
     masks: Path | None = option(
         OUTPUT, "Write masks and heat maps into this folder, as PNG.", metavar="FOLDER"
@@ -54,19 +44,19 @@ def predict_command(
         "Write answers to a .parquet, .jsonl or .csv file, or to a folder of parquet "
         "files, as they come. If interrupted, the same command continues."
     ),
-    overwrite: bool = OVERWRITE,
+    overwrite: bool = shared.OVERWRITE,
     on: str | None = option(
         RESOURCES,
         "Run on Ray, with --out: ray starts Ray on this machine, HOST:PORT or "
         "ray://HOST:PORT connects to a cluster.",
         metavar="CLUSTER",
     ),
-    device: str = DEVICE,
-    precision: str = PRECISION,
-    backbone_dtype: str = BACKBONE_DTYPE,
-    engine: str = ENGINE,
-    threads: int | None = THREADS,
-    as_json: bool = JSON,
+    device: str = shared.DEVICE,
+    precision: str = shared.PRECISION,
+    backbone_dtype: str = shared.BACKBONE_DTYPE,
+    engine: str = shared.ENGINE,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from engram.cli.application import BACKBONE, JSON, app
+from engram.cli import shared
+from engram.cli.application import app
 from engram.cli.bars import bars
 from engram.cli.flags import argument, flags_from, option, out_option
 from engram.cli.terminal import show
@@ -21,7 +22,7 @@ from engram.util.settings import Given
 @flags_from({Settings: "Service"})
 def serve_command(
     sources: list[Path] = argument("BUNDLE|FILE…", "A bundle, or engrams as if composed."),
-    backbone: str | None = BACKBONE,
+    backbone: str | None = shared.BACKBONE,
     token: str | None = option(
         "Access",
         "Secret that a client must send to attach or delete tasks.",
@@ -34,7 +35,7 @@ def serve_command(
         envvar="ENGRAM_ASK_TOKEN",
         show_envvar=True,
     ),
-    as_json: bool = JSON,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
@@ -60,7 +61,7 @@ def serve_command(
 def label_studio_command(
     task: str = argument("TASK", "The task of the service that predicts."),
     out: Path = out_option("The folder for labelled images, one folder a class.", default=...),
-    as_json: bool = JSON,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import typer
 
-from engram.cli.application import BACKBONE, JSON, OUT_ENGRAM, OUT_FOLDER, OVERWRITE, app
+from engram.cli import shared
+from engram.cli.application import app
 from engram.cli.bars import bars
 from engram.cli.flags import (
     HUB,
@@ -32,7 +33,7 @@ def inspect(
     source: str = argument(
         "FILE|BUNDLE|BACKBONE", "An engram, a bundle, or a backbone's path or Hub id."
     ),
-    as_json: bool = JSON,
+    as_json: bool = shared.JSON,
 ) -> None:
     """Print what an engram, a bundle or a backbone is."""
     from engram.store.describe import describe
@@ -43,12 +44,12 @@ def inspect(
 @app.command()
 def compose(
     sources: list[Path] = argument("FILE", "Engrams, or bundles of them."),
-    out: Path = OUT_FOLDER,
-    backbone: str | None = BACKBONE,
+    out: Path = shared.OUT_FOLDER,
+    backbone: str | None = shared.BACKBONE,
     overwrite: bool = switch(
         OUTPUT, "Replace or leave out tasks of a bundle that is there.", "--overwrite"
     ),
-    as_json: bool = JSON,
+    as_json: bool = shared.JSON,
 ) -> None:
     """Put engrams for one backbone into one folder, after checking that they fit together."""
     from engram.store.compose import compose
@@ -61,7 +62,7 @@ def compose(
 @app.command(name="merge")
 def merge_command(
     sources: list[str] = argument("FILE", "Two or more engrams of one task."),
-    out: Path = OUT_ENGRAM,
+    out: Path = shared.OUT_ENGRAM,
     weights: str = option(
         TASK,
         "Share of each in the average, together 1 (default: all the same).",
@@ -69,8 +70,8 @@ def merge_command(
         metavar="A,B",
     ),
     task: str | None = option(TASK, "Name of the task (default: that of the first file)."),
-    overwrite: bool = OVERWRITE,
-    as_json: bool = JSON,
+    overwrite: bool = shared.OVERWRITE,
+    as_json: bool = shared.JSON,
 ) -> None:
     """Merge engrams of one task: average trainings, or add up what was taught."""
     from engram.store.describe import describe_engram
@@ -89,7 +90,9 @@ BUNDLE_TASK = argument("TASK", "The task.", autocompletion=task_names)
 
 
 @bundle_app.command(name="remove")
-def bundle_remove(bundle: Path = BUNDLE, task: str = BUNDLE_TASK, as_json: bool = JSON) -> None:
+def bundle_remove(
+    bundle: Path = BUNDLE, task: str = BUNDLE_TASK, as_json: bool = shared.JSON
+) -> None:
     """Remove a task, its file and its older versions from a bundle; `engram compose` adds tasks."""
     from engram.store.bundles import read_bundle
     from engram.store.compose import update_bundle
@@ -105,7 +108,7 @@ def bundle_remove(bundle: Path = BUNDLE, task: str = BUNDLE_TASK, as_json: bool 
 def bundle_history(
     bundle: Path = BUNDLE,
     task: str | None = argument("[TASK]", "A task.", default=None, autocompletion=task_names),
-    as_json: bool = JSON,
+    as_json: bool = shared.JSON,
 ) -> None:
     """List the versions of tasks: the one that answers, its shadow, and those before it."""
     from engram.store.bundles import read_bundle
@@ -124,7 +127,7 @@ def bundle_rollback(
         default="",
         metavar="HASH",
     ),
-    as_json: bool = JSON,
+    as_json: bool = shared.JSON,
 ) -> None:
     """Let an older version of a task answer again. The one that it replaces is kept."""
     from engram.store.compose import roll_back
@@ -149,7 +152,7 @@ def convert(
         "--raw-pixels/--normalised-pixels",
         show_default=False,
     ),
-    as_json: bool = JSON,
+    as_json: bool = shared.JSON,
 ) -> None:
     """Make engrams from a checkpoint of necrashter/transformers-learnable-memory."""
     from engram.store.describe import describe_engrams
@@ -174,7 +177,7 @@ def push_command(
     ),
     message: str | None = option(HUB, "Commit message."),
     replace: bool = switch(HUB, "Delete other engrams in the repository.", "--replace"),
-    as_json: bool = JSON,
+    as_json: bool = shared.JSON,
 ) -> None:
     """Upload engrams to the Hub, with a card that describes them."""
     from engram.store.describe import describe_push
@@ -194,8 +197,8 @@ def pull_command(
     sources: list[str] = argument("hf:OWNER/NAME[/FILE]", "Repositories or engrams of the Hub."),
     out: Path | None = out_option("The folder to write."),
     revision: str | None = REVISION,
-    overwrite: bool = OVERWRITE,
-    as_json: bool = JSON,
+    overwrite: bool = shared.OVERWRITE,
+    as_json: bool = shared.JSON,
 ) -> None:
     """Download engrams from the Hub, verify them, and write them into a folder."""
     from engram.store.describe import describe_pull
@@ -211,7 +214,7 @@ def pull_command(
 def list_command(
     source: str = argument("hf:OWNER/NAME|FOLDER", "Where to look for engrams."),
     revision: str | None = REVISION,
-    as_json: bool = JSON,
+    as_json: bool = shared.JSON,
 ) -> None:
     """List the engrams in a Hub repository or a folder."""
     from engram.store.describe import describe_list

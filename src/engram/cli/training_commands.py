@@ -7,16 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from engram.cli.application import (
-    DATA_ARGUMENT,
-    JSON,
-    OPTIONAL_DATA,
-    OUT_ENGRAM,
-    OVERWRITE,
-    OWN_BACKBONE,
-    THREADS,
-    app,
-)
+from engram.cli import shared
+from engram.cli.application import app
 from engram.cli.bars import Watch, bars
 from engram.cli.flags import DATA, TASK, TRAINING, among, flags_from, numbers, option, switch
 from engram.cli.terminal import announce, show
@@ -55,8 +47,8 @@ _PANELS = {DataOptions: DATA, TaskSettings: TASK, Recipe: TRAINING, RunOptions: 
 @flags_from(_PANELS)
 def fit_command(
     task: str = TASK_NAME,
-    out: Path = OUT_ENGRAM,
-    data: str | None = OPTIONAL_DATA,
+    out: Path = shared.OUT_ENGRAM,
+    data: str | None = shared.OPTIONAL_DATA,
     words: str | None = option(
         TASK,
         "Make the classes of texts, with a CLIP or SigLIP as --backbone: a file of lines, or "
@@ -82,8 +74,8 @@ def fit_command(
         "pass with other tasks.",
         "--own-pass",
     ),
-    threads: int | None = THREADS,
-    as_json: bool = JSON,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
@@ -207,9 +199,9 @@ def _add_classes(
 @app.command(name="sweep")
 @flags_from(_PANELS)
 def sweep_command(
-    data: str = DATA_ARGUMENT,
+    data: str = shared.DATA_ARGUMENT,
     task: str = TASK_NAME,
-    out: Path = OUT_ENGRAM,
+    out: Path = shared.OUT_ENGRAM,
     cells: str | None = option(
         TASK, f"Numbers of memory cells (default: {_CELLS}).", metavar="A,B"
     ),
@@ -222,8 +214,8 @@ def sweep_command(
         "Average up to this many of the best variants of one seed and number of cells, "
         "if validation says that it helps (default: none).",
     ),
-    threads: int | None = THREADS,
-    as_json: bool = JSON,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
@@ -277,8 +269,8 @@ def sweep_command(
 @app.command(name="teach")
 @flags_from({ColumnOptions: DATA})
 def teach_command(
-    data: str = DATA_ARGUMENT,
-    out: Path = OUT_ENGRAM,
+    data: str = shared.DATA_ARGUMENT,
+    out: Path = shared.OUT_ENGRAM,
     task: str | None = option(TASK, "Name of the task (default: that of --from).", "--task"),
     old: str | None = option(
         TASK, "A taught engram that learns these images, too.", "--from", metavar="FILE"
@@ -291,10 +283,10 @@ def teach_command(
         default="on",
         autocompletion=among(("on", "off")),
     ),
-    backbone: str = OWN_BACKBONE,
-    overwrite: bool = OVERWRITE,
-    threads: int | None = THREADS,
-    as_json: bool = JSON,
+    backbone: str = shared.OWN_BACKBONE,
+    overwrite: bool = shared.OVERWRITE,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
