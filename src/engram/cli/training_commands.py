@@ -254,13 +254,8 @@ def sweep_command(
         )
         for setting in result.settings
     )
-    columns = (
-        "lr",
-        "cells",
-        "weight decay",
-        f"validation {kind.metric_title(result.best.metric)}",
-        "",
-    )
+    validation = f"validation {kind.metric_title(result.best.metric)}"
+    columns = ("lr", "cells", "weight decay", validation, "")
     show(Description(document, rows, columns, table), as_json)
     if stopped:
         raise Interrupted(stopped)

@@ -295,18 +295,12 @@ def describe_pull(done: Sequence[Pulled]) -> Description:
             for one in done
         ],
     }
-    table = tuple(
-        (
-            str(one.path),
-            one.task,
-            f"{one.bytes:,}",
-            one.content[:12],
-            one.source,
-            "" if one.new else "already there",
-        )
-        for one in done
-    )
-    return Description(document, [], ("file", "task", "bytes", "content", "from", ""), table)
+    table = []
+    for one in done:
+        which = str(one.path), one.task, f"{one.bytes:,}", one.content[:12]
+        table.append((*which, one.source, "" if one.new else "already there"))
+    columns = ("file", "task", "bytes", "content", "from", "")
+    return Description(document, [], columns, tuple(table))
 
 
 def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
