@@ -36,8 +36,7 @@ def backbones_command(context: typer.Context, as_json: bool = shared.JSON) -> No
     from engram.backbones.load import load_backbone
     from engram.backbones.recommended import PICO, RECOMMENDED, RecommendedBackbone
 
-    with bars(as_json) as progress:
-        progress("measuring the speed of one layer of each backbone", 0, 0)
+    with bars(as_json, "measuring the speed of one layer of each backbone"):
         config, about = load_backbone(PICO).config, "images of up to 48 pixels"
         pico = RecommendedBackbone(PICO, PICO, about, config, image_size=config.image_size[0])
         entries: list[dict[str, Any]] = [

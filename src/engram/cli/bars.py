@@ -36,18 +36,20 @@ class Watch:
 
 
 @contextmanager
-def bars(as_json: bool) -> Iterator[Watch]:
-    """Show the progress of a command, from its first moment on."""
+def bars(as_json: bool, first: str = "") -> Iterator[Watch]:
+    """Show the progress of a command, from its first moment on; `first` is what it does then."""
     if as_json or not is_first():
         yield Watch()
     elif sys.stderr.isatty():
         with _live_bars() as shown:
-            live = TerminalBars(shown)
+            live = TerminalBars(shown, first or "starting")
             yield live
             live.end()
     else:
         lines = LogLines()
         try:
+            if first:
+                lines(first, 0, 0)
             yield lines
             lines.end_all_but(None)
         finally:
@@ -82,11 +84,11 @@ def _live_bars() -> Any:
 class TerminalBars(Watch):
     """A bar for each piece of work; one of unknown length vanishes when the next begins."""
 
-    def __init__(self, shown: Any) -> None:
+    def __init__(self, shown: Any, first: str) -> None:
         self._shown = shown
         self._known: dict[str, Any] = {}
         self._passing: str | None = None
-        self("starting", 0, 0)
+        self(first, 0, 0)
 
     def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
         shown = self._shown

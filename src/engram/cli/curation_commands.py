@@ -81,8 +81,7 @@ def check_command(
         check_page_path(out)  # before the work, not after it
     if csv is not None:
         check_writable(csv)
-    with bars(as_json) as progress:
-        progress("reading the data", 0, 0)
+    with bars(as_json, "reading the data") as progress:
         splits = DataOptions(**flags[DataOptions]).load(data, one_class=True)
         progress("loading the backbone", 0, 0)
         vit, _ = backbone_for(
@@ -149,8 +148,7 @@ def suggest_command(
     for path in out or ():
         check_out(path)
     settings = PoolSettings(device=device, precision=precision, **flags[PoolSettings])
-    with bars(as_json) as progress:
-        progress("loading the task", 0, 0)
+    with bars(as_json, "loading the task") as progress:
         model = model_of(task or [], backbone, backbone_dtype, _NO_TASK)
         name = task_to_ask(model) if task else None
         if folders is not None:

@@ -85,8 +85,7 @@ def export_command(
         require_onnx()
     elif int8:
         raise EngramError("--int8 is for ONNX; give -o a name that ends in .onnx, or leave it out.")
-    with bars(as_json) as progress:
-        progress("loading the tasks", 0, 0)
+    with bars(as_json, "loading the tasks") as progress:
         model = load_model(sources, backbone)
         names = model.output_names(tasks or None)
         own = [name for name in names if name in model.tasks]

@@ -51,8 +51,7 @@ def farm_command(
     settings = FarmSettings(**flags[FarmSettings])
     if settings.on != "local" and not dry_run:
         check_address(settings.on)  # a wrong one is refused before the jobs are checked
-    with bars(as_json) as progress:
-        progress("starting", 0, 0)
+    with bars(as_json, "starting") as progress:
         from engram.cluster.farm import run_farm
         from engram.cluster.jobs import check_jobs, read_jobs
         from engram.cluster.trainers import local_workers, ray_workers

@@ -68,8 +68,7 @@ def eval_command(
         raise EngramError("There is nothing to evaluate on; give --data NAME=DATA.")
     if report is not None:
         check_page_path(report)  # before an hour of work, not after it
-    with bars(as_json) as progress:
-        progress("loading the tasks", 0, 0)
+    with bars(as_json, "loading the tasks") as progress:
         team = ProcessGroup(device)
         model = load_model(sources, backbone, backbone_dtype=backbone_dtype)
         columns, given = ColumnOptions(**flags[ColumnOptions]), dict[str, LabelledTask]()

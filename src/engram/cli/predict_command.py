@@ -75,8 +75,7 @@ def predict_command(
         from engram.cluster.connect import check_address
 
         check_address(on)  # a wrong one is refused before the model is loaded
-    with bars(as_json) as progress:
-        progress("loading the tasks", 0, 0)
+    with bars(as_json, "loading the tasks") as progress:
         from engram.data.folders import image_paths
         from engram.export.engines import make_engine
         from engram.inference.bulk.answering import Answering, answered_here

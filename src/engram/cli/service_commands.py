@@ -45,7 +45,7 @@ def serve_command(
     settings = Settings(**flags[Settings])
     with ExitStack() as until_ready, bundle_to_serve(sources) as folder:
         quiet = as_json or not sys.stderr.isatty()  # in a file, stderr is the log alone
-        until_ready.enter_context(bars(quiet))("loading the tasks", 0, 0)
+        until_ready.enter_context(bars(quiet, "loading the tasks"))
 
         def ready(description: Description) -> None:
             until_ready.close()

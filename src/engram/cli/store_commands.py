@@ -183,8 +183,7 @@ def push_command(
     from engram.store.describe import describe_push
     from engram.store.sharing import push
 
-    with bars(as_json) as progress:
-        progress("preparing the push" if dry_run else f"pushing to {to}", 0, 0)
+    with bars(as_json, "preparing the push" if dry_run else f"pushing to {to}"):
         done = push(
             sources, to, dry_run=dry_run, revision=revision, private=private or None,
             license=license, backbone=backbone, message=message, replace=replace,
@@ -204,8 +203,7 @@ def pull_command(
     from engram.store.describe import describe_pull
     from engram.store.sharing import pull
 
-    with bars(as_json) as progress:
-        progress(f"pulling {', '.join(sources)}", 0, 0)
+    with bars(as_json, f"pulling {', '.join(sources)}"):
         done = pull(sources, out, revision=revision, overwrite=overwrite)
     show(describe_pull(done), as_json)
 

@@ -80,8 +80,7 @@ def fit_command(
     flags: Given,
 ) -> None:
     """Train a task on images, or make one of words, and write it as an engram."""
-    with bars(as_json) as progress:
-        progress("starting", 0, 0)
+    with bars(as_json, "starting") as progress:
         from engram.curation.check import wrong_labels
         from engram.train.auto import AutoResult
         from engram.train.job import TrainingJob
@@ -232,8 +231,7 @@ def sweep_command(
         "refit": bool(own["refit"]),
         "soup": own["soup"] or 0,
     }
-    with bars(as_json) as progress:
-        progress("starting", 0, 0)
+    with bars(as_json, "starting") as progress:
         from engram.train.job import TrainingJob
 
         job = TrainingJob.start(data, out, given, progress, announce)
@@ -292,8 +290,7 @@ def teach_command(
         )
     if task is None and old is None:
         raise EngramError("The task needs a name; give --task NAME.")
-    with bars(as_json) as progress:
-        progress("starting", 0, 0)
+    with bars(as_json, "starting") as progress:
         from engram.data.datasets import load
         from engram.store.format import check_free
         from engram.train import teach as teaching
