@@ -11,9 +11,8 @@ import typer
 
 from engram.cli import shared
 from engram.cli.application import app
-from engram.cli.bars import bars
 from engram.cli.flags import argument, option
-from engram.cli.terminal import announce, show
+from engram.cli.terminal import announce, bars, show
 from engram.util.description import Description
 from engram.util.invocation import program
 from engram.util.text import counted

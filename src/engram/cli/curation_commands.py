@@ -10,10 +10,9 @@ import typer
 
 from engram.cli import shared
 from engram.cli.application import app
-from engram.cli.bars import bars
 from engram.cli.flags import DATA, MODEL, OUTPUT, argument, flags_from, option, out_option, switch
 from engram.cli.inputs import model_of
-from engram.cli.terminal import announce, show
+from engram.cli.terminal import announce, bars, show
 from engram.errors import EngramError
 from engram.inference.bulk.bulk_settings import PoolSettings
 from engram.train.options import DataOptions

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from engram.cli import shared
 from engram.cli.application import app
-from engram.cli.bars import bars
 from engram.cli.flags import (
     DATA,
     MODEL,
@@ -22,7 +21,7 @@ from engram.cli.flags import (
     out_option,
     switch,
 )
-from engram.cli.terminal import show, show_document
+from engram.cli.terminal import bars, show, show_document
 from engram.methods.method_flags import MethodFlags
 from engram.train.options import ColumnOptions, recipe_from
 from engram.train.recipe import RECIPES, Recipe

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from engram.cli import shared
 from engram.cli.application import app
-from engram.cli.bars import bars
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, argument, flags_from, option, out_option
 from engram.cli.inputs import labelled_task
-from engram.cli.terminal import show
+from engram.cli.terminal import bars, show
 from engram.errors import EngramError
 from engram.train.options import ColumnOptions
 from engram.util.description import Description

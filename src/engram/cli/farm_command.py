@@ -14,9 +14,8 @@ import typer
 
 from engram.cli import shared
 from engram.cli.application import app
-from engram.cli.bars import bars
 from engram.cli.flags import OUTPUT, RESOURCES, argument, flags_from, out_option, switch
-from engram.cli.terminal import announce, complain, is_first, show
+from engram.cli.terminal import announce, bars, complain, is_first, show
 from engram.cluster.connect import FarmSettings, check_address
 from engram.util.description import Description
 from engram.util.settings import Given

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from engram.cli import shared
 from engram.cli.application import app
-from engram.cli.bars import bars
 from engram.cli.flags import DATA, OUTPUT, argument, flags_from, option, out_option, switch
 from engram.cli.inputs import LabelledTask, labelled_task, model_of
-from engram.cli.terminal import announce, show
+from engram.cli.terminal import announce, bars, show
 from engram.cli.words import embed_texts
 from engram.errors import EngramError
 from engram.train.options import ColumnOptions, DataOptions

@@ -11,10 +11,9 @@ import typer
 
 from engram.cli import shared
 from engram.cli.application import app
-from engram.cli.bars import bars
 from engram.cli.flags import OUTPUT, RESOURCES, argument, flags_from, option, out_option
 from engram.cli.inputs import model_of
-from engram.cli.terminal import show
+from engram.cli.terminal import bars, show
 from engram.cluster.connect import ClusterSettings
 from engram.errors import EngramError
 from engram.inference.bulk.bulk_settings import BulkSettings

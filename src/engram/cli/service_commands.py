@@ -10,9 +10,8 @@ from pathlib import Path
 
 from engram.cli import shared
 from engram.cli.application import app
-from engram.cli.bars import bars
 from engram.cli.flags import argument, flags_from, option, out_option
-from engram.cli.terminal import show
+from engram.cli.terminal import bars, show
 from engram.serve.service_settings import LabelSettings, Settings
 from engram.util.description import Description
 from engram.util.settings import Given

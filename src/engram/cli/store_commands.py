@@ -8,7 +8,6 @@ import typer
 
 from engram.cli import shared
 from engram.cli.application import app
-from engram.cli.bars import bars
 from engram.cli.flags import (
     HUB,
     MODEL,
@@ -21,7 +20,7 @@ from engram.cli.flags import (
     switch,
     task_names,
 )
-from engram.cli.terminal import show
+from engram.cli.terminal import bars, show
 from engram.util.text import words
 
 _CARD = "Card"

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from engram.cli import shared
 from engram.cli.application import app
-from engram.cli.bars import Watch, bars
 from engram.cli.flags import DATA, TASK, TRAINING, among, flags_from, numbers, option, switch
-from engram.cli.terminal import announce, show
+from engram.cli.terminal import Watch, announce, bars, show
 from engram.cli.words import fit_with_images, fit_without_images, refuse_beside
 from engram.errors import EngramError, Interrupted
 from engram.methods.method_flags import REGIMES, MethodFlags

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engram.cli.bars import Watch
-from engram.cli.terminal import announce
+from engram.cli.terminal import Watch, announce
 from engram.errors import EngramError
 from engram.train.options import DataOptions, RunOptions
 from engram.util.description import Description
