@@ -13,9 +13,8 @@ from engram.cli import shared
 from engram.cli.application import app
 from engram.cli.flags import argument, option
 from engram.cli.terminal import announce, bars, show
-from engram.util.description import Description
 from engram.util.invocation import program
-from engram.util.text import counted
+from engram.util.text import Description, counted
 
 if TYPE_CHECKING:
     from engram.vit.vit import ViTConfig

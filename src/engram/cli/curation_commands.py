@@ -17,9 +17,8 @@ from engram.errors import EngramError
 from engram.inference.bulk.bulk_settings import PoolSettings
 from engram.train.options import DataOptions
 from engram.train.recipe import Recipe
-from engram.util.description import Description
 from engram.util.settings import Given
-from engram.util.text import counted
+from engram.util.text import Description, counted
 
 if TYPE_CHECKING:
     from engram.curation.suggest import Suggestions

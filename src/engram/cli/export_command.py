@@ -15,8 +15,8 @@ from engram.cli.inputs import labelled_task
 from engram.cli.terminal import bars, show
 from engram.errors import EngramError
 from engram.train.options import ColumnOptions
-from engram.util.description import Description
 from engram.util.settings import Given
+from engram.util.text import Description
 
 if TYPE_CHECKING:
     from engram.export.web import WebExport

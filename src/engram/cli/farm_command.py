@@ -17,9 +17,8 @@ from engram.cli.application import app
 from engram.cli.flags import OUTPUT, RESOURCES, argument, flags_from, out_option, switch
 from engram.cli.terminal import announce, bars, complain, is_first, show
 from engram.cluster.connect import FarmSettings, check_address
-from engram.util.description import Description
 from engram.util.settings import Given
-from engram.util.text import duration, visible
+from engram.util.text import Description, duration, visible
 
 if TYPE_CHECKING:
     from engram.cluster.farm import FarmResult, JobStatus, Show

@@ -17,9 +17,8 @@ from engram.cli.terminal import announce, bars, show
 from engram.cli.words import embed_texts
 from engram.errors import EngramError
 from engram.train.options import ColumnOptions, DataOptions
-from engram.util.description import Description
 from engram.util.settings import Given
-from engram.util.text import counted
+from engram.util.text import Description, counted
 
 if TYPE_CHECKING:
     from engram.data.datasets import Dataset

@@ -17,8 +17,8 @@ from engram.cli.terminal import bars, show
 from engram.cluster.connect import ClusterSettings
 from engram.errors import EngramError
 from engram.inference.bulk.bulk_settings import BulkSettings
-from engram.util.description import Description
 from engram.util.settings import Given
+from engram.util.text import Description
 
 if TYPE_CHECKING:
     from engram.inference.bulk.predict_to import BulkResult

@@ -13,8 +13,8 @@ from engram.cli.application import app
 from engram.cli.flags import argument, flags_from, option, out_option
 from engram.cli.terminal import bars, show
 from engram.serve.service_settings import LabelSettings, Settings
-from engram.util.description import Description
 from engram.util.settings import Given
+from engram.util.text import Description
 
 
 @app.command(name="serve")

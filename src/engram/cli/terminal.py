@@ -23,7 +23,7 @@ from engram.util.documents import jsonable
 from engram.util.text import duration, visible
 
 if TYPE_CHECKING:
-    from engram.util.description import Description
+    from engram.util.text import Description
 
 
 def is_first() -> bool:

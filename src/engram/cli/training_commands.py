@@ -17,9 +17,8 @@ from engram.methods.method_flags import REGIMES, MethodFlags
 from engram.tasks.task_settings import TaskSettings
 from engram.train.options import ColumnOptions, DataOptions, RunOptions, with_recipe_file
 from engram.train.recipe import Recipe
-from engram.util.description import Description
 from engram.util.settings import Given
-from engram.util.text import counted
+from engram.util.text import Description, counted
 
 if TYPE_CHECKING:
     from engram.data.datasets import Splits

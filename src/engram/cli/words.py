@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from engram.cli.terminal import Watch, announce
 from engram.errors import EngramError
 from engram.train.options import DataOptions, RunOptions
-from engram.util.description import Description
 from engram.util.settings import Given
-from engram.util.text import counted
+from engram.util.text import Description, counted
 
 if TYPE_CHECKING:
     from engram.train.job import TrainingJob

@@ -19,9 +19,8 @@ from engram.model import MemoryViT
 from engram.report.contents import Content, Facts, ImageRow, ImageTable, Section, Table
 from engram.report.images import Thumbnail, backbone_view, thumbnail
 from engram.report.page import write_sections
-from engram.util.description import Description
 from engram.util.files import write_atomically
-from engram.util.text import counted, utf8, without_folder
+from engram.util.text import Description, counted, utf8, without_folder
 
 _SHOWN = 5  # findings of each kind that a terminal shows
 _ON_PAGE = 50  # findings of a kind that the page shows

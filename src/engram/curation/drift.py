@@ -26,11 +26,10 @@ import torch
 
 from engram.data.tables import csv_rows, open_text
 from engram.errors import EngramError
-from engram.util.description import Description
 from engram.util.files import open_regular
 from engram.util.parquet import batches, open_parquet
 from engram.util.progress import Progress, silent
-from engram.util.text import counted, explained, first_line, join_names
+from engram.util.text import Description, counted, explained, first_line, join_names
 
 SIGNIFICANT = 0.01  # a corrected p-value below it
 _EXPECTED = 5  # images of a class from which on the chi-squared distribution holds

@@ -21,10 +21,9 @@ from engram.data.datasets import Dataset, Splits
 from engram.data.source import SPLITS, spread
 from engram.images.decode import BadImage, image_size, read_image
 from engram.tasks.kinds import KINDS
-from engram.util.description import Description
 from engram.util.files import open_regular
 from engram.util.progress import Progress, silent
-from engram.util.text import counted, join_names
+from engram.util.text import Description, counted, join_names
 
 #: Images that are looked at unless every one is checked.
 SAMPLE = 5_000

@@ -44,10 +44,10 @@ from engram.train.run import run_folder
 from engram.train.sweep import sweep
 from engram.train.variants import grid_of
 from engram.util.charts import Chart, Line, line_chart, side_by_side
-from engram.util.description import Description
 from engram.util.files import write_atomically
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, labelled, silent
+from engram.util.text import Description
 from engram.vit import ViT
 
 

@@ -15,8 +15,8 @@ from engram.serve.service_settings import Settings
 from engram.store.bundles import is_bundle
 from engram.store.compose import compose
 from engram.util import hub
-from engram.util.description import Description
 from engram.util.optional import require
+from engram.util.text import Description
 
 _PACKAGES = ("fastapi", "prometheus_client", "python_multipart", "uvicorn")
 

@@ -21,9 +21,8 @@ from engram.store.record import Rows, lineage_rows, metric_cell, metric_rows, su
 from engram.store.remote import CARD, ListedEngram, local_path
 from engram.tasks.costs import Costs, backbone_macs, task_costs
 from engram.tasks.spec import TaskSpec
-from engram.util.description import Description
 from engram.util.documents import MAX_BYTES
-from engram.util.text import printable, summarise_names
+from engram.util.text import Description, printable, summarise_names
 from engram.vit import ViT
 
 if TYPE_CHECKING:
