@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from engram.cli import shared
-from engram.cli.application import app
 from engram.cli.flags import argument, option
 from engram.cli.terminal import announce, bars, show
 from engram.util.invocation import program
@@ -23,7 +22,7 @@ _BATCH, _PASSES, _SECONDS = 2, 3, 0.15
 _COLUMNS = ("name", "parameters", "download", "licence", "accuracy", "images/s", "here")
 
 backbones_app = typer.Typer(help="The recommended backbones, and which are on this machine.")
-app.add_typer(backbones_app, name="backbones")
+shared.app.add_typer(backbones_app, name="backbones")
 
 
 @backbones_app.callback(invoke_without_command=True)
@@ -131,7 +130,7 @@ def get_command(
 cache_app = typer.Typer(
     help="The cache of the backbone's tokens, which tasks train from.", no_args_is_help=True
 )
-app.add_typer(cache_app, name="cache")
+shared.app.add_typer(cache_app, name="cache")
 
 
 @cache_app.command(name="info")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from engram.cli import shared
-from engram.cli.application import app
 from engram.cli.flags import DATA, MODEL, OUTPUT, argument, flags_from, option, out_option, switch
 from engram.cli.inputs import model_of
 from engram.cli.terminal import announce, bars, show
@@ -30,7 +29,7 @@ _NO_TASK = (
 )
 
 
-@app.command(name="data")
+@shared.app.command(name="data")
 @flags_from({DataOptions: DATA})
 def data_command(
     data: str = shared.DATA_ARGUMENT,
@@ -52,7 +51,7 @@ def data_command(
     show(describe(overview), as_json)
 
 
-@app.command(name="check")
+@shared.app.command(name="check")
 @flags_from({DataOptions: DATA})
 def check_command(
     data: str = shared.DATA_ARGUMENT,
@@ -100,7 +99,7 @@ def check_command(
     show(result, as_json)
 
 
-@app.command(name="suggest")
+@shared.app.command(name="suggest")
 @flags_from({PoolSettings: DATA})
 def suggest_command(
     pool: list[str] = argument(
@@ -190,7 +189,7 @@ def _cell(value: object) -> str:
     return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-@app.command(name="drift")
+@shared.app.command(name="drift")
 def drift_command(
     reference: Path = argument(
         "REFERENCE", "Answers to compare with, which engram predict --out wrote."

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 
 from engram.cli import shared
-from engram.cli.application import app
 from engram.cli.flags import (
     DATA,
     MODEL,
@@ -28,7 +27,7 @@ from engram.train.recipe import RECIPES, Recipe
 from engram.util.settings import Given
 
 
-@app.command()
+@shared.app.command()
 def demo(
     out: Path = option(OUTPUT, "The folder to write.", default=Path("demo")),
     seed: int = option(
@@ -48,7 +47,7 @@ def demo(
         show_document(results)
 
 
-@app.command(name="bench")
+@shared.app.command(name="bench")
 def bench_command(
     backbone: str | None = option(
         MODEL, "Path or Hub id of the backbone; pico if not given.", metavar="BACKBONE"
@@ -74,7 +73,7 @@ def bench_command(
     show(result, as_json)
 
 
-@app.command(name="reproduce")
+@shared.app.command(name="reproduce")
 @flags_from({ColumnOptions: DATA, Recipe: TRAINING}, RECIPES["paper"])
 def reproduce_command(
     dataset: str = option(DATA, "A preset such as cifar100, or data.", default=..., metavar="DATA"),

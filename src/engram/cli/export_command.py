@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engram.cli import shared
-from engram.cli.application import app
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, argument, flags_from, option, out_option
 from engram.cli.inputs import labelled_task
 from engram.cli.terminal import bars, show
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, Mapping[str, Any]]  # by task
 
 
-@app.command(name="export")
+@shared.app.command(name="export")
 @flags_from({ColumnOptions: DATA})
 def export_command(
     sources: list[Path] = argument("BUNDLE", "A bundle, or engrams for one backbone."),

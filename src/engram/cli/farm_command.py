@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from engram.cli import shared
-from engram.cli.application import app
 from engram.cli.flags import OUTPUT, RESOURCES, argument, flags_from, out_option, switch
 from engram.cli.terminal import announce, bars, complain, is_first, show
 from engram.cluster.connect import FarmSettings, check_address
@@ -29,7 +28,7 @@ _STYLES = {"running": "cyan", "done": "green", "failed": "red"}
 _STATES = ("waiting", "running", "done", "failed")
 
 
-@app.command(name="farm")
+@shared.app.command(name="farm")
 @flags_from({FarmSettings: RESOURCES})
 def farm_command(
     jobs: Path = argument("JOBS.toml", _JOBS),

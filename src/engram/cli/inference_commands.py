@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engram.cli import shared
-from engram.cli.application import app
 from engram.cli.flags import DATA, OUTPUT, argument, flags_from, option, out_option, switch
 from engram.cli.inputs import LabelledTask, labelled_task, model_of
 from engram.cli.terminal import announce, bars, show
@@ -33,7 +32,7 @@ _SHOWN_CLASSES = _SHOWN_CHANGES = 20  # in the tables of --against
 # Evaluate
 
 
-@app.command(name="eval")
+@shared.app.command(name="eval")
 @flags_from({ColumnOptions: DATA})
 def eval_command(
     sources: list[Path] = shared.ENGRAMS,
@@ -205,7 +204,7 @@ def _describe_metrics(
 # Embed
 
 
-@app.command(name="embed")
+@shared.app.command(name="embed")
 @flags_from({DataOptions: DATA})
 def embed_command(
     out: Path = out_option(

@@ -29,7 +29,7 @@ from engram.cli import (  # noqa: F401
     store_commands,
     training_commands,
 )
-from engram.cli.application import app
+from engram.cli.shared import app
 from engram.cli.terminal import complain, notice_or_warning
 from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker, naming_flags
 from engram.util.worker_processes import ignore_pillow_warnings

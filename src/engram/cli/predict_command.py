@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from engram.cli import shared
-from engram.cli.application import app
 from engram.cli.flags import OUTPUT, RESOURCES, argument, flags_from, option, out_option
 from engram.cli.inputs import model_of
 from engram.cli.terminal import bars, show
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from engram.model import MemoryViT
 
 
-@app.command(name="predict")
+@shared.app.command(name="predict")
 @flags_from({BulkSettings: "With --out", ClusterSettings: "With --on"})
 def predict_command(
     sources: list[str] = argument(

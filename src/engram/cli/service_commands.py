@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from engram.cli import shared
-from engram.cli.application import app
 from engram.cli.flags import argument, flags_from, option, out_option
 from engram.cli.terminal import bars, show
 from engram.serve.service_settings import LabelSettings, Settings
@@ -17,7 +16,7 @@ from engram.util.settings import Given
 from engram.util.text import Description
 
 
-@app.command(name="serve")
+@shared.app.command(name="serve")
 @flags_from({Settings: "Service"})
 def serve_command(
     sources: list[Path] = argument("BUNDLE|FILE…", "A bundle, or engrams as if composed."),
@@ -55,7 +54,7 @@ def serve_command(
         serve(Job(folder, settings, token, ask_token, backbone), ready)
 
 
-@app.command(name="label-studio")
+@shared.app.command(name="label-studio")
 @flags_from({LabelSettings: "Service"})
 def label_studio_command(
     task: str = argument("TASK", "The task of the service that predicts."),

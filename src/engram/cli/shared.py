@@ -1,9 +1,12 @@
-"""Arguments and options that several commands share."""
+"""The application, and the arguments and options that several of its commands share."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import typer
+
+from engram import __version__
 from engram.cli.flags import (
     DATA,
     MODEL,
@@ -20,6 +23,15 @@ from engram.cli.flags import (
 )
 from engram.util.cpus import DECODERS, DECODERS_SHOWN, use_threads
 from engram.util.settings import ComputeSettings, setting_of
+
+app = typer.Typer(
+    name="engram",
+    help="Teach one frozen Vision Transformer any number of new tasks, each one small file.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def _compute_option(name: str) -> Any:
@@ -80,3 +92,18 @@ TASKS = option(MODEL, "Only these tasks; repeatable.", "--task", autocompletion=
 OUT_FOLDER = out_option("The folder to write.", default=...)
 OUT_ENGRAM = out_option("The engram to write.", default=...)
 OVERWRITE = switch(OUTPUT, "Replace what is there.", "--overwrite")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"engram {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = option(
+        None, "Print the version.", "--version", default=False, callback=_version, is_eager=True
+    ),
+) -> None:
+    pass

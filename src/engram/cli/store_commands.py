@@ -7,7 +7,6 @@ from pathlib import Path
 import typer
 
 from engram.cli import shared
-from engram.cli.application import app
 from engram.cli.flags import (
     HUB,
     MODEL,
@@ -27,7 +26,7 @@ _CARD = "Card"
 REVISION = option(HUB, "Branch, tag or commit.")
 
 
-@app.command()
+@shared.app.command()
 def inspect(
     source: str = argument(
         "FILE|BUNDLE|BACKBONE", "An engram, a bundle, or a backbone's path or Hub id."
@@ -40,7 +39,7 @@ def inspect(
     show(describe(source), as_json)
 
 
-@app.command()
+@shared.app.command()
 def compose(
     sources: list[Path] = argument("FILE", "Engrams, or bundles of them."),
     out: Path = shared.OUT_FOLDER,
@@ -58,7 +57,7 @@ def compose(
     show(describe_bundle(bundle), as_json)
 
 
-@app.command(name="merge")
+@shared.app.command(name="merge")
 def merge_command(
     sources: list[str] = argument("FILE", "Two or more engrams of one task."),
     out: Path = shared.OUT_ENGRAM,
@@ -82,7 +81,7 @@ def merge_command(
 
 
 bundle_app = typer.Typer(help="Change a bundle.", no_args_is_help=True)
-app.add_typer(bundle_app, name="bundle")
+shared.app.add_typer(bundle_app, name="bundle")
 
 BUNDLE = argument("BUNDLE", "A folder of engrams.")
 BUNDLE_TASK = argument("TASK", "The task.", autocompletion=task_names)
@@ -135,7 +134,7 @@ def bundle_rollback(
     show(describe_history(roll_back(bundle, task, to), task), as_json)
 
 
-@app.command()
+@shared.app.command()
 def convert(
     checkpoint: str = argument("OLD.pt", "The old checkpoint, or hf:OWNER/NAME/OLD.pt."),
     out: Path = out_option("The folder to write engrams into.", default=...),
@@ -161,7 +160,7 @@ def convert(
     show(describe_engrams(paths), as_json)
 
 
-@app.command(name="push")
+@shared.app.command(name="push")
 def push_command(
     sources: list[str] = argument("FILE|BUNDLE", "An engram, a bundle, or engrams that fit."),
     to: str = option(HUB, "The Hub repository.", default=..., metavar="OWNER/NAME"),
@@ -190,7 +189,7 @@ def push_command(
     show(describe_push(done, dry_run), as_json)
 
 
-@app.command(name="pull")
+@shared.app.command(name="pull")
 def pull_command(
     sources: list[str] = argument("hf:OWNER/NAME[/FILE]", "Repositories or engrams of the Hub."),
     out: Path | None = out_option("The folder to write."),
@@ -207,7 +206,7 @@ def pull_command(
     show(describe_pull(done), as_json)
 
 
-@app.command(name="list")
+@shared.app.command(name="list")
 def list_command(
     source: str = argument("hf:OWNER/NAME|FOLDER", "Where to look for engrams."),
     revision: str | None = REVISION,

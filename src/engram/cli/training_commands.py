@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engram.cli import shared
-from engram.cli.application import app
 from engram.cli.flags import DATA, TASK, TRAINING, among, flags_from, numbers, option, switch
 from engram.cli.terminal import Watch, announce, bars, show
 from engram.cli.words import fit_with_images, fit_without_images, refuse_beside
@@ -41,7 +40,7 @@ _CELLS = MethodFlags().cells
 _PANELS = {DataOptions: DATA, TaskSettings: TASK, Recipe: TRAINING, RunOptions: TRAINING}
 
 
-@app.command(name="fit")
+@shared.app.command(name="fit")
 @flags_from(_PANELS)
 def fit_command(
     task: str = TASK_NAME,
@@ -193,7 +192,7 @@ def _add_classes(
     return replace(job, splits=whole), result
 
 
-@app.command(name="sweep")
+@shared.app.command(name="sweep")
 @flags_from(_PANELS)
 def sweep_command(
     data: str = shared.DATA_ARGUMENT,
@@ -257,7 +256,7 @@ def sweep_command(
         raise Interrupted(stopped)
 
 
-@app.command(name="teach")
+@shared.app.command(name="teach")
 @flags_from({ColumnOptions: DATA})
 def teach_command(
     data: str = shared.DATA_ARGUMENT,
