@@ -123,12 +123,12 @@ def _shown(as_json: bool) -> Iterator[Show]:
         with Live(table, console=console, refresh_per_second=4, transient=True):
             yield table.show
     else:
-        yield _print_line
 
+        def print_line(statuses: Sequence[JobStatus], text: str) -> None:
+            if text:
+                print(f"{time.strftime('%H:%M:%S')}  {visible(text)}", file=sys.stderr, flush=True)
 
-def _print_line(statuses: Sequence[JobStatus], text: str) -> None:
-    if text:
-        print(f"{time.strftime('%H:%M:%S')}  {visible(text)}", file=sys.stderr, flush=True)
+        yield print_line
 
 
 class JobTable:

@@ -46,7 +46,9 @@ def show(result: Description, as_json: bool) -> None:
     console = Console(highlight=False, markup=False, emoji=False, width=width)
     wide = max((len(label) for label, _ in result.rows), default=0)
     for label, text in result.rows:
-        console.print(f"{visible(label):{wide}}  {_visible_block(text)}", soft_wrap=True)
+        lines = text.split("\n") if text.startswith("\n") else [text]  # no others have several
+        shown = "\n".join(map(visible, lines))
+        console.print(f"{visible(label):{wide}}  {shown}", soft_wrap=True)
     if result.table:
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for title in result.columns:
@@ -61,13 +63,6 @@ def show(result: Description, as_json: bool) -> None:
 def show_document(document: object) -> None:
     """Print a JSON document. NaN and infinity, which JSON does not have, are null."""
     print(json.dumps(jsonable(document), indent=2, allow_nan=False), flush=True)
-
-
-def _visible_block(text: str) -> str:
-    """The text of a row. Only one that begins with a line break, a block, has several lines."""
-    if not text.startswith("\n"):
-        return visible(text)
-    return "\n".join(map(visible, text.split("\n")))
 
 
 def complain(sentence: str, as_json: bool) -> None:

@@ -217,7 +217,6 @@ class _Shown:
 
 
 def write_page(check: Check, model: MemoryViT, path: Path) -> Path:
-    """Write the page and return its path."""
 
     @cache
     def picture(sample: Sample) -> Thumbnail:

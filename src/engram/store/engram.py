@@ -268,7 +268,6 @@ def shape_mismatch(
 
 
 def summarise_regime(spec: TaskSpec) -> str:
-    """The regime of a task with its settings, in a line."""
     parts = [spec.regime, *(f"{label} {value}" for label, value in spec.method.details())]
     if spec.extends:
         parts.append(f"extends {', '.join(spec.extends)}")

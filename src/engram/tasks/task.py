@@ -159,7 +159,6 @@ class TaskRegistry(Mapping[str, Task]):
         del self._tasks[name], self._depths[name]
 
     def check_removable(self, name: str) -> None:
-        """Refuse to remove a task that others extend."""
         children = [child for child, task in self.items() if name in task.spec.extends]
         if children:
             raise EngramError(f"{name!r} is extended by {', '.join(children)}; detach those first.")
