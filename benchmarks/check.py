@@ -42,12 +42,15 @@ from benchmarks.paths import ASSETS, BACKBONE, BUILD, require_backbone
 from benchmarks.report import markdown_table, write_report
 from engram.curation.check import (
     OUTLIER,
+    WRONG,
+    ImageFeatures,
     distances_to_neighbours,
     held_out_logits,
+    image_features,
+    label_odds,
     near_duplicates,
+    suspected_labels,
 )
-from engram.curation.features import ImageFeatures, image_features
-from engram.curation.labels import WRONG, label_odds, suspected_labels
 from engram.data.datasets import Splits, load
 from engram.images.decode import read_image
 from engram.train.feeds import CacheFeed

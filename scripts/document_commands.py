@@ -13,7 +13,7 @@ from typing import Any
 import typer.main
 
 import engram.cli.main  # noqa: F401, registers the commands
-from engram.cli.application import app
+from engram.cli.shared import app
 from engram.train.recipe import Recipe
 
 COMMANDS = "<!-- commands -->"

@@ -7,7 +7,7 @@ import typer.main
 from tests.support.commands import Output, run
 
 import engram
-from engram.cli.application import app
+from engram.cli.shared import app
 
 
 def test_the_version(capsys: Output) -> None:

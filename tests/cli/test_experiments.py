@@ -8,7 +8,7 @@ from tests.support.commands import Output, assert_refused, document, run
 import engram.experiments.bench
 from engram.experiments.bench import BenchSettings
 from engram.experiments.timing import Say
-from engram.util.description import Description
+from engram.util.text import Description
 
 REFUSED = {
     "--tasks is 'x'; give numbers with commas": ("bench", "--tasks", "x"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import typer
@@ -21,6 +21,7 @@ from engram.cli.flags import (
     TRAINING,
     flags_from,
     numbers,
+    option,
 )
 from engram.methods import METHODS
 from engram.methods.method_flags import REGIMES, MethodFlags
@@ -53,8 +54,8 @@ def app_of(seen: list[Given], defaults: Any = None) -> typer.Typer:
     @app.command()
     @flags_from({Oven: TRAINING, Kitchen: DATA}, defaults)
     def bake(
-        recipe: Annotated[str, typer.Argument()],
-        task: Annotated[str, typer.Option("--task", rich_help_panel=TASK)] = "cake",
+        recipe: str = typer.Argument(),
+        task: str = option(TASK, "What to bake.", "--task", default="cake"),
         flags: Given | None = None,
     ) -> None:
         """Bake."""

@@ -6,8 +6,8 @@ import pytest
 from tests.support.commands import Output
 from tests.support.waiting import wait_until
 
-from engram.cli import bars as module
-from engram.cli.bars import bars
+from engram.cli import terminal as module
+from engram.cli.terminal import bars
 
 HOSTILE, SHOWN = "a\x1b[2J\u202eb\nc", r"a\x1b[2J\u202eb\nc"
 

@@ -10,7 +10,7 @@ from tests.support.commands import Output, assert_refused, document, run
 from engram.serve import launch as serving
 from engram.serve.launch import Job
 from engram.serve.service_settings import Settings
-from engram.util.description import Description
+from engram.util.text import Description
 
 
 def test_every_setting_is_a_flag(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:

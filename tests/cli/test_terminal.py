@@ -8,7 +8,7 @@ from tests.support.commands import Output
 
 from engram.cli.terminal import complain, notice_or_warning, show
 from engram.errors import Notice
-from engram.util.description import Description
+from engram.util.text import Description
 
 
 def test_a_mistake_is_one_line_with_the_spaces_of_a_path(capsys: Output) -> None:

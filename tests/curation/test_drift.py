@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from engram.curation.answer_tables import read_answers
 from engram.curation.drift import (
     changed_answers,
     chi_squared,
@@ -19,6 +18,7 @@ from engram.curation.drift import (
     holm,
     kolmogorov_smirnov,
     least_familiar,
+    read_answers,
 )
 from engram.errors import EngramError
 from engram.inference.bulk.table_formats import table_format

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engram.curation.labels import label_odds, suspected_labels
+from engram.curation.check import label_odds, suspected_labels
 
 PROBABILITIES = torch.tensor(
     [[0.9, 0.09, 0.01], [0.009, 0.99, 0.001], [0.3, 0.6, 0.1], [0.01, 0.01, 0.98]]

@@ -7,7 +7,7 @@ import pytest
 from tests.support.datasets import write_class_folders, write_image
 
 from engram.data.datasets import Dataset, Splits, load
-from engram.data.overview import Duplicates, find_duplicates
+from engram.data.overview import Duplicates, across_splits, contradictions, find_duplicates
 
 
 def duplicates(splits: Splits, most: int | None = None) -> Duplicates | None:
@@ -32,7 +32,7 @@ def photos(tmp_path: Path) -> Path:
 def test_different_pictures_are_no_duplicates(photos: Path) -> None:
     found = duplicates(load(photos))
     assert found is not None
-    assert found.groups == []
+    assert found == []
 
 
 def test_copies_in_two_splits_and_with_two_labels_are_found(photos: Path) -> None:
@@ -41,9 +41,9 @@ def test_copies_in_two_splits_and_with_two_labels_are_found(photos: Path) -> Non
     (photos / "train/blue/copy.png").write_bytes(original)
     found = duplicates(load(photos))
     assert found is not None
-    assert len(found.groups) == 1
-    assert names(found.across()) == [["test/red/copy.png", "train/blue/copy.png"]]
-    assert names(found.contradictions()) == [["train/blue/copy.png", "train/red/0.png"]]
+    assert len(found) == 1
+    assert names(across_splits(found)) == [["test/red/copy.png", "train/blue/copy.png"]]
+    assert names(contradictions(found)) == [["train/blue/copy.png", "train/red/0.png"]]
 
 
 def test_a_difference_outside_of_the_piece_that_is_compared_first_counts(photos: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_difference_outside_of_the_piece_that_is_compared_first_counts(photos:
     (photos / "test/red/a.png").write_bytes(b"b" + noise)
     found = duplicates(load(photos))
     assert found is not None
-    assert found.groups == []
+    assert found == []
 
 
 def test_arrays_are_compared_too(tmp_path: Path) -> None:
@@ -62,8 +62,8 @@ def test_arrays_are_compared_too(tmp_path: Path) -> None:
     np.savez(path, x_train=pixels, y_train=labels, x_test=pixels[1:3], y_test=labels[1:3])
     found = duplicates(load(path))
     assert found is not None
-    assert len(found.across()) == 2
-    assert found.contradictions() == []
+    assert len(across_splits(found)) == 2
+    assert contradictions(found) == []
 
 
 def test_too_many_candidates_are_not_read(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_too_many_candidates_are_not_read(tmp_path: Path) -> None:
     assert duplicates(splits, most=5) is None
     found = duplicates(splits, most=6)
     assert found is not None
-    assert [len(group) for group in found.groups] == [6]
+    assert [len(group) for group in found] == [6]
 
 
 def test_a_file_that_is_gone_is_no_duplicate(photos: Path) -> None:
@@ -83,4 +83,4 @@ def test_a_file_that_is_gone_is_no_duplicate(photos: Path) -> None:
     (photos / "test/red/copy.png").unlink()
     found = duplicates(splits)
     assert found is not None
-    assert found.groups == []
+    assert found == []

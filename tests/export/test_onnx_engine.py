@@ -19,7 +19,7 @@ from engram.export import onnx_engine
 from engram.export.onnx_engine import OnnxEngine
 from engram.export.runtime import RUNTIMES, half_precision
 from engram.export.verify import generated_pixels
-from engram.util.settings import ENGINES
+from engram.util.settings import ComputeSettings, setting_of
 
 
 @pytest.fixture(scope="module")
@@ -145,4 +145,5 @@ def test_a_cpu_that_cannot_compute_in_bf16_computes_in_fp32_and_says_so(
 
 
 def test_every_engine_has_a_name_that_settings_allow() -> None:
-    assert {"torch", *RUNTIMES} == {*ENGINES}
+    engine = setting_of(ComputeSettings, "engine")
+    assert {"torch", *RUNTIMES} == {*engine.metadata["choices"]}

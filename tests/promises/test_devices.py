@@ -21,7 +21,7 @@ from engram.train.feeds import BatchShard
 from engram.train.mixup import Mixup, parts
 from engram.train.task_trainer import TaskTrainer
 from engram.train.trainable import train_only
-from engram.util.devices import device_for
+from engram.util.tensors import device_for
 
 META = torch.device("meta")
 #: Tasks that share a pass, with parents; and tasks that have a pass of their own.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engram import EngramError, MemoryViT
-from engram.store.fitting import in_order
+from engram.store.engram import in_order
 
 
 def test_parents_come_first_however_they_are_given(family: MemoryViT) -> None:

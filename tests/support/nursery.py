@@ -19,7 +19,7 @@ import atexit, contextlib, gc, json, os, pathlib, pickle, resource, sys, threadi
 import torch, torch._dynamo, matplotlib.figure, torch.utils.tensorboard
 import rich.progress, rich.table, sklearn.datasets
 import engram.report.run_page, engram.serve.app, uvicorn
-import engram.curation.labels, engram.train.backbone, engram.train.job, engram.train.opening
+import engram.curation.check, engram.train.backbone, engram.train.job, engram.train.opening
 from engram.cli.main import _commands, main
 from tests.support.runs import hold_when
 _commands()  # made once, and not in every child

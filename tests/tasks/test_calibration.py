@@ -8,7 +8,7 @@ from scipy.optimize import minimize_scalar
 from sklearn.calibration import _TemperatureScaling
 from torch import Tensor
 
-from engram.tasks.calibration import MOST, as_pairs, best_temperature
+from engram.tasks.metrics import MAX_TEMPERATURE, as_pairs, best_temperature
 
 
 def overconfident(images: int, classes: int, by: float) -> tuple[Tensor, Tensor]:
@@ -51,9 +51,9 @@ def test_odd_answers_have_a_temperature_within_limits() -> None:
     assert best_temperature(torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])) == 1.0
     assert best_temperature(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)) == 1.0
     wrong = best_temperature(torch.eye(3) * 9, torch.tensor([1, 2, 0]))
-    assert wrong == pytest.approx(MOST, rel=1e-3)
+    assert wrong == pytest.approx(MAX_TEMPERATURE, rel=1e-3)
     certain = best_temperature(torch.eye(3).repeat(900, 1) * 0.01, torch.arange(3).repeat(900))
-    assert certain == pytest.approx(1 / MOST, rel=1e-3)
+    assert certain == pytest.approx(1 / MAX_TEMPERATURE, rel=1e-3)
 
 
 def test_a_sigmoid_is_a_softmax_over_two() -> None:

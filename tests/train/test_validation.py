@@ -20,9 +20,9 @@ from tests.support.training import learned, same, start
 import engram
 from engram import MemoryViT, Recipe, load_backbone
 from engram.data.datasets import Splits, load
-from engram.tasks.calibration import best_temperature, temperature
 from engram.tasks.class_statistics import student_quantile
 from engram.tasks.kinds import KINDS
+from engram.tasks.metrics import best_temperature, temperature
 from engram.train.fit import _with_folds
 from engram.train.run import Run
 from engram.train.task_trainer import fold_trainers

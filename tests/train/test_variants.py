@@ -10,7 +10,7 @@ from tests.support.training import alone
 
 from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits
-from engram.methods import MlpHead
+from engram.methods.head import MlpHead
 from engram.tasks.task_settings import TaskSettings
 from engram.train.recipe import learning_rate
 from engram.train.run import Run

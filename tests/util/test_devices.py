@@ -7,8 +7,8 @@ import torch
 from tests.support.devices import accelerator
 
 from engram import EngramError
-from engram.util.devices import device_for, devices, to_device
 from engram.util.processes import ProcessGroup
+from engram.util.tensors import device_for, devices, to_device
 
 
 def test_the_cpu_is_always_there() -> None:
@@ -30,7 +30,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(name: str) ->
 
 def test_torchrun_gives_every_process_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("engram.util.devices.devices", lambda: ["cpu", "cuda:0", "cuda:1"])
+    monkeypatch.setattr("engram.util.tensors.devices", lambda: ["cpu", "cuda:0", "cuda:1"])
     with pytest.raises(EngramError, match="torchrun started several processes"):
         ProcessGroup("cuda:1")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engram import EngramError
-from engram.util.toml import read_toml, to_toml
+from engram.util.documents import read_toml, to_toml
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:

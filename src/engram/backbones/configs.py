@@ -67,19 +67,15 @@ class ModelSettings:
     labels: Sequence[object] | None = None
 
 
+_WRONG_TYPES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+
+
 @contextmanager
 def explain_bad_settings(name: str) -> Iterator[None]:
     """Turn errors while settings are read into an EngramError that names the file."""
     try:
         yield
-    except (
-        EngramError,
-        TypeError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-    ) as error:
+    except (EngramError, *_WRONG_TYPES) as error:
         if isinstance(error, EngramError) and name in str(error):
             raise
         sentence = isinstance(error, (EngramError, Invalid))

@@ -98,12 +98,7 @@ class BackboneShape:
 
 _SHAPE = rules(BackboneShape, NUMBERS, others=True)
 _ANGLE = Real(-1e6, 1e6)
-_ANGLES: dict[str, Rule] = {
-    "base": Real(1, 1e9),
-    "span": _ANGLE,
-    "start": _ANGLE,
-    "offset": _ANGLE,
-}
+_ANGLES: dict[str, Rule] = {"base": Real(1, 1e9), "span": _ANGLE, "start": _ANGLE, "offset": _ANGLE}
 _HEAD: dict[str, Rule] = {
     "classes": Integer(0, 10_000_000),
     "pool_heads": Nullable(HEADS),

@@ -6,10 +6,8 @@ transformers runs it. It is needed once, where words become the classes of a tas
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,10 +38,16 @@ class TextTower:
             lambda error: f"The text tower of {source} cannot be loaded: {first_line(error)}."
         ):
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            with _no_bars(transformers.utils.logging):
+            logging = transformers.utils.logging
+            shown = logging.is_progress_bar_enabled()
+            logging.disable_progress_bar()
+            try:
                 self._model = transformers.AutoModel.from_pretrained(
                     folder, use_safetensors=True, dtype=torch.float32
                 )
+            finally:
+                if shown:
+                    logging.enable_progress_bar()
             self._model.eval().requires_grad_(False)
         config = self._model.config
         self._length = int(config.text_config.max_position_embeddings)
@@ -71,18 +75,6 @@ class TextTower:
             found = found if isinstance(found, Tensor) else found.pooler_output
             rows.append(F.normalize(found.float(), dim=-1))
         return torch.cat(rows).clone()
-
-
-@contextmanager
-def _no_bars(logging: Any) -> Iterator[None]:
-    """Turn off the progress bars of transformers."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _locate_both_towers(source: str | os.PathLike[str]) -> Path:

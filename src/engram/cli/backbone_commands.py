@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engram.cli.application import Json, app
-from engram.cli.bars import bars
-from engram.cli.flags import option
-from engram.cli.terminal import announce, show
-from engram.util.description import Description
+from engram.cli import shared
+from engram.cli.flags import argument, option
+from engram.cli.terminal import announce, bars, show
 from engram.util.invocation import program
-from engram.util.text import counted
+from engram.util.text import Description, counted
 
 if TYPE_CHECKING:
     from engram.vit.vit import ViTConfig
@@ -24,19 +22,18 @@ _BATCH, _PASSES, _SECONDS = 2, 3, 0.15
 _COLUMNS = ("name", "parameters", "download", "licence", "accuracy", "images/s", "here")
 
 backbones_app = typer.Typer(help="The recommended backbones, and which are on this machine.")
-app.add_typer(backbones_app, name="backbones")
+shared.app.add_typer(backbones_app, name="backbones")
 
 
 @backbones_app.callback(invoke_without_command=True)
-def backbones_command(context: typer.Context, as_json: Json = False) -> None:
+def backbones_command(context: typer.Context, as_json: bool = shared.JSON) -> None:
     """List the recommended backbones, and which are on this machine."""
     if context.invoked_subcommand is not None:
         return
     from engram.backbones.load import load_backbone
     from engram.backbones.recommended import PICO, RECOMMENDED, RecommendedBackbone
 
-    with bars(as_json) as progress:
-        progress("measuring the speed of one layer of each backbone", 0, 0)
+    with bars(as_json, "measuring the speed of one layer of each backbone"):
         config, about = load_backbone(PICO).config, "images of up to 48 pixels"
         pico = RecommendedBackbone(PICO, PICO, about, config, image_size=config.image_size[0])
         entries: list[dict[str, Any]] = [
@@ -104,8 +101,7 @@ def estimated_speed(config: ViTConfig, side: int) -> float:
 
 @backbones_app.command(name="get")
 def get_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of the list, or a Hub id.")],
-    as_json: Json = False,
+    name: str = argument("NAME", "A name of the list, or a Hub id."), as_json: bool = shared.JSON
 ) -> None:
     """Fetch a backbone from the Hub into its cache, and check that it can be loaded."""
     from engram.backbones.load import get_backbone
@@ -134,11 +130,11 @@ def get_command(
 cache_app = typer.Typer(
     help="The cache of the backbone's tokens, which tasks train from.", no_args_is_help=True
 )
-app.add_typer(cache_app, name="cache")
+shared.app.add_typer(cache_app, name="cache")
 
 
 @cache_app.command(name="info")
-def cache_info(as_json: Json = False) -> None:
+def cache_info(as_json: bool = shared.JSON) -> None:
     """Print where the cache is and what it holds."""
     from engram.train.caches import default_root, info, limit
 
@@ -170,26 +166,20 @@ def cache_info(as_json: Json = False) -> None:
 
 @cache_app.command(name="clear")
 def cache_clear(
-    backbone: Annotated[
-        str | None,
-        option(
-            None,
-            "Only what belongs to this backbone: its name, or the beginning of its fingerprint.",
-        ),
-    ] = None,
-    unused: Annotated[
-        float, option(None, "Only what no run used for so many days.", metavar="DAYS", min=0)
-    ] = 0.0,
-    down_to: Annotated[
-        float,
-        option(
-            None,
-            "Remove what was not used for longest, until the rest takes at most so many GB.",
-            metavar="GB",
-            min=0,
-        ),
-    ] = 0.0,
-    as_json: Json = False,
+    backbone: str | None = option(
+        None, "Only what belongs to this backbone: its name, or the beginning of its fingerprint."
+    ),
+    unused: float = option(
+        None, "Only what no run used for so many days.", default=0.0, metavar="DAYS", min=0
+    ),
+    down_to: float = option(
+        None,
+        "Remove what was not used for longest, until the rest takes at most so many GB.",
+        default=0.0,
+        metavar="GB",
+        min=0,
+    ),
+    as_json: bool = shared.JSON,
 ) -> None:
     """Remove everything from the cache, or what the flags choose."""
     from engram.train.caches import clear

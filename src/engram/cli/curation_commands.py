@@ -4,35 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from engram.cli.application import (
-    Backbone,
-    BackboneDtype,
-    DataArgument,
-    Device,
-    ImageSize,
-    Json,
-    OwnBackbone,
-    Precision,
-    Threads,
-    Workers,
-    app,
-)
-from engram.cli.bars import bars
-from engram.cli.flags import DATA, MODEL, OUTPUT, flags_from, option
+from engram.cli import shared
+from engram.cli.flags import DATA, MODEL, OUTPUT, argument, flags_from, option, out_option, switch
 from engram.cli.inputs import model_of
-from engram.cli.terminal import announce, show
+from engram.cli.terminal import announce, bars, show
 from engram.errors import EngramError
 from engram.inference.bulk.bulk_settings import PoolSettings
 from engram.train.options import DataOptions
 from engram.train.recipe import Recipe
-from engram.util.cpus import DECODERS
-from engram.util.description import Description
 from engram.util.settings import Given
-from engram.util.text import counted
+from engram.util.text import Description, counted
 
 if TYPE_CHECKING:
     from engram.curation.suggest import Suggestions
@@ -44,19 +29,16 @@ _NO_TASK = (
 )
 
 
-@app.command(name="data")
+@shared.app.command(name="data")
 @flags_from({DataOptions: DATA})
 def data_command(
-    data: DataArgument,
-    check: Annotated[
-        bool,
-        option(
-            DATA,
-            "Decode every image and look for all duplicates; else a sample of the headers.",
-            "--check",
-        ),
-    ] = False,
-    as_json: Json = False,
+    data: str = shared.DATA_ARGUMENT,
+    check: bool = switch(
+        DATA,
+        "Decode every image and look for all duplicates; else a sample of the headers.",
+        "--check",
+    ),
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
@@ -69,22 +51,18 @@ def data_command(
     show(describe(overview), as_json)
 
 
-@app.command(name="check")
+@shared.app.command(name="check")
 @flags_from({DataOptions: DATA})
 def check_command(
-    data: DataArgument,
-    out: Annotated[
-        Path | None, option(OUTPUT, "Also write a page.", "-o", "--out", metavar="FILE.html")
-    ] = None,
-    csv: Annotated[
-        Path | None, option(OUTPUT, "Also write all findings as a table.", metavar="FILE.csv")
-    ] = None,
-    backbone: OwnBackbone = "auto",
-    image_size: ImageSize = None,
-    backbone_dtype: BackboneDtype = "fp32",
-    workers: Workers = DECODERS,
-    threads: Threads = None,
-    as_json: Json = False,
+    data: str = shared.DATA_ARGUMENT,
+    out: Path | None = out_option("Also write a page.", "FILE.html"),
+    csv: Path | None = option(OUTPUT, "Also write all findings as a table.", metavar="FILE.csv"),
+    backbone: str = shared.OWN_BACKBONE,
+    image_size: int | None = shared.IMAGE_SIZE,
+    backbone_dtype: str = shared.BACKBONE_DTYPE,
+    workers: int = shared.WORKERS,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
@@ -100,8 +78,7 @@ def check_command(
         check_page_path(out)  # before the work, not after it
     if csv is not None:
         check_writable(csv)
-    with bars(as_json) as progress:
-        progress("reading the data", 0, 0)
+    with bars(as_json, "reading the data") as progress:
         splits = DataOptions(**flags[DataOptions]).load(data, one_class=True)
         progress("loading the backbone", 0, 0)
         vit, _ = backbone_for(
@@ -122,59 +99,40 @@ def check_command(
     show(result, as_json)
 
 
-@app.command(name="suggest")
+@shared.app.command(name="suggest")
 @flags_from({PoolSettings: DATA})
 def suggest_command(
-    pool: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="POOL…",
-            help="Images without labels: folders, images, tables, lists, archives and addresses.",
-        ),
-    ],
-    task: Annotated[
-        list[Path] | None,
-        option(
-            MODEL,
-            "The engram that is to learn from the images; with those that it extends, repeated. "
-            "Without one, --backbone chooses images that stand for the others.",
-            metavar="FILE",
-        ),
-    ] = None,
-    count: Annotated[int, option(OUTPUT, "Number of images to choose.", "-n", "--count")] = 50,
-    labelled: Annotated[
-        list[str] | None,
-        option(
-            DATA,
-            "Images that have labels already, such as the training folder: they and their "
-            "near-copies are left out; repeatable.",
-            metavar="IMAGES",
-        ),
-    ] = None,
-    out: Annotated[
-        list[Path] | None,
-        option(
-            OUTPUT,
-            "Write a table (.csv), a list of paths (.txt) or a contact sheet (.html); repeatable.",
-            "-o",
-            "--out",
-            metavar="FILE",
-        ),
-    ] = None,
-    folders: Annotated[
-        Path | None,
-        option(
-            OUTPUT,
-            "Copy the images into this folder, next to an empty folder for each class.",
-            metavar="FOLDER",
-        ),
-    ] = None,
-    backbone: Backbone = None,
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    backbone_dtype: BackboneDtype = "fp32",
-    threads: Threads = None,
-    as_json: Json = False,
+    pool: list[str] = argument(
+        "POOL…", "Images without labels: folders, images, tables, lists, archives and addresses."
+    ),
+    task: list[Path] | None = option(
+        MODEL,
+        "The engram that is to learn from the images; with those that it extends, repeated. "
+        "Without one, --backbone chooses images that stand for the others.",
+        metavar="FILE",
+    ),
+    count: int = option(OUTPUT, "Number of images to choose.", "-n", "--count", default=50),
+    labelled: list[str] | None = option(
+        DATA,
+        "Images that have labels already, such as the training folder: they and their "
+        "near-copies are left out; repeatable.",
+        metavar="IMAGES",
+    ),
+    out: list[Path] | None = out_option(
+        "Write a table (.csv), a list of paths (.txt) or a contact sheet (.html); repeatable.",
+        "FILE",
+    ),
+    folders: Path | None = option(
+        OUTPUT,
+        "Copy the images into this folder, next to an empty folder for each class.",
+        metavar="FOLDER",
+    ),
+    backbone: str | None = shared.BACKBONE,
+    device: str = shared.DEVICE,
+    precision: str = shared.PRECISION,
+    backbone_dtype: str = shared.BACKBONE_DTYPE,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
@@ -187,8 +145,7 @@ def suggest_command(
     for path in out or ():
         check_out(path)
     settings = PoolSettings(device=device, precision=precision, **flags[PoolSettings])
-    with bars(as_json) as progress:
-        progress("loading the task", 0, 0)
+    with bars(as_json, "loading the task") as progress:
         model = model_of(task or [], backbone, backbone_dtype, _NO_TASK)
         name = task_to_ask(model) if task else None
         if folders is not None:
@@ -232,36 +189,23 @@ def _cell(value: object) -> str:
     return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-@app.command(name="drift")
+@shared.app.command(name="drift")
 def drift_command(
-    reference: Annotated[
-        Path,
-        typer.Argument(
-            metavar="REFERENCE", help="Answers to compare with, which engram predict --out wrote."
-        ),
-    ],
-    new: Annotated[
-        Path, typer.Argument(metavar="NEW", help="Answers of the same tasks about other images.")
-    ],
-    size: Annotated[
-        float, option(None, "Smallest difference that counts as drift, from 0 to 1.")
-    ] = 0.1,
-    fail: Annotated[bool, option(None, "Exit with 1 if there is drift.", "--fail")] = False,
-    out: Annotated[
-        Path | None,
-        option(
-            OUTPUT,
-            "Write a page with the distributions and the images that changed most.",
-            "-o",
-            "--out",
-            metavar="FILE.html",
-        ),
-    ] = None,
-    as_json: Json = False,
+    reference: Path = argument(
+        "REFERENCE", "Answers to compare with, which engram predict --out wrote."
+    ),
+    new: Path = argument("NEW", "Answers of the same tasks about other images."),
+    size: float = option(
+        None, "Smallest difference that counts as drift, from 0 to 1.", default=0.1
+    ),
+    fail: bool = switch(None, "Exit with 1 if there is drift.", "--fail"),
+    out: Path | None = out_option(
+        "Write a page with the distributions and the images that changed most.", "FILE.html"
+    ),
+    as_json: bool = shared.JSON,
 ) -> None:
     """Compare two tables of answers: which tasks see other images than before."""
-    from engram.curation.answer_tables import read_answers
-    from engram.curation.drift import compare, describe
+    from engram.curation.drift import compare, describe, read_answers
     from engram.curation.drift_page import write_drift_page
     from engram.report.run_page import check_page_path
 

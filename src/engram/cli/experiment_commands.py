@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
-from engram.cli.application import Device, ImageSize, Json, Threads, app
-from engram.cli.bars import bars
-from engram.cli.complete import among
+from engram.cli import shared
 from engram.cli.flags import (
     DATA,
     MODEL,
@@ -16,25 +13,28 @@ from engram.cli.flags import (
     RESOURCES,
     TASK,
     TRAINING,
+    among,
     flags_from,
     numbers,
     option,
+    out_option,
+    switch,
 )
-from engram.cli.terminal import show, show_document
+from engram.cli.terminal import bars, show, show_document
 from engram.methods.method_flags import MethodFlags
 from engram.train.options import ColumnOptions, recipe_from
 from engram.train.recipe import RECIPES, Recipe
 from engram.util.settings import Given
 
 
-@app.command()
+@shared.app.command()
 def demo(
-    out: Annotated[Path, option(OUTPUT, "The folder to write.")] = Path("demo"),
-    seed: Annotated[
-        int, option(TRAINING, "Random seed of the pictures and of initialisation.", min=0)
-    ] = 0,
-    threads: Threads = None,
-    as_json: Json = False,
+    out: Path = option(OUTPUT, "The folder to write.", default=Path("demo")),
+    seed: int = option(
+        TRAINING, "Random seed of the pictures and of initialisation.", default=0, min=0
+    ),
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
 ) -> None:
     """Train three tasks on one small ViT, compose them, and check every promise."""
     from rich.console import Console
@@ -47,25 +47,21 @@ def demo(
         show_document(results)
 
 
-@app.command(name="bench")
+@shared.app.command(name="bench")
 def bench_command(
-    backbone: Annotated[
-        str | None,
-        option(MODEL, "Path or Hub id of the backbone; pico if not given.", metavar="BACKBONE"),
-    ] = None,
-    shape: Annotated[
-        str | None,
-        option(
-            MODEL, "Or a shape with random weights, in place of a backbone.", metavar="ViT-B/32"
-        ),
-    ] = None,
-    tasks: Annotated[str, option(TASK, "Numbers of tasks.", metavar="A,B")] = "1,10,100",
-    batch: Annotated[str, option(RESOURCES, "Batch sizes.", metavar="A,B")] = "1,16",
-    cells: Annotated[int, option(TASK, "Memory cells at every layer.")] = MethodFlags().cells,
-    seconds: Annotated[float, option(RESOURCES, "Seconds per table; more gives less noise.")] = 5.0,
-    device: Device = "auto",
-    threads: Threads = None,
-    as_json: Json = False,
+    backbone: str | None = option(
+        MODEL, "Path or Hub id of the backbone; pico if not given.", metavar="BACKBONE"
+    ),
+    shape: str | None = option(
+        MODEL, "Or a shape with random weights, in place of a backbone.", metavar="ViT-B/32"
+    ),
+    tasks: str = option(TASK, "Numbers of tasks.", default="1,10,100", metavar="A,B"),
+    batch: str = option(RESOURCES, "Batch sizes.", default="1,16", metavar="A,B"),
+    cells: int = option(TASK, "Memory cells at every layer.", default=MethodFlags().cells),
+    seconds: float = option(RESOURCES, "Seconds per table; more gives less noise.", default=5.0),
+    device: str = shared.DEVICE,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
 ) -> None:
     """Measure the speed of tasks against the plain backbone and against separate models."""
     from engram.experiments.bench import BenchSettings, bench
@@ -77,42 +73,38 @@ def bench_command(
     show(result, as_json)
 
 
-@app.command(name="reproduce")
+@shared.app.command(name="reproduce")
 @flags_from({ColumnOptions: DATA, Recipe: TRAINING}, RECIPES["paper"])
 def reproduce_command(
-    dataset: Annotated[str, option(DATA, "A preset such as cifar100, or data.", metavar="DATA")],
-    backbone: Annotated[
-        str, option(TASK, "Path or Hub id of the backbone.", metavar="BACKBONE")
-    ] = "google/vit-base-patch32-224-in21k",
-    out: Annotated[
-        Path, option(OUTPUT, "The folder to write; run again to continue.", "-o", "--out")
-    ] = Path("reproduce"),
-    table: Annotated[
-        str,
-        option(
-            TASK,
-            "Which rows: 2, 4, poster, 2b, 4.4 (concatenation without the mask) or rates.",
-            autocompletion=among(("2", "4", "poster", "2b", "4.4", "rates")),
-        ),
-    ] = "2",
-    beside: Annotated[
-        list[Path] | None,
-        option(
-            TASK,
-            "For table 4.4: a folder that this command wrote for other data; repeatable.",
-            metavar="FOLDER",
-        ),
-    ] = None,
-    lr: Annotated[
-        str, option(TRAINING, "Learning rates, in place of the usual grid.", metavar="A,B")
-    ] = "",
-    seeds: Annotated[int, option(TRAINING, "Seeds for every learning rate.")] = 1,
-    image_size: ImageSize = None,
-    dry_run: Annotated[
-        bool, option(OUTPUT, "Print what would be trained, and stop.", "--dry-run")
-    ] = False,
-    threads: Threads = None,
-    as_json: Json = False,
+    dataset: str = option(DATA, "A preset such as cifar100, or data.", default=..., metavar="DATA"),
+    backbone: str = option(
+        TASK,
+        "Path or Hub id of the backbone.",
+        default="google/vit-base-patch32-224-in21k",
+        metavar="BACKBONE",
+    ),
+    out: Path = out_option(
+        "The folder to write; run again to continue.", default=Path("reproduce")
+    ),
+    table: str = option(
+        TASK,
+        "Which rows: 2, 4, poster, 2b, 4.4 (concatenation without the mask) or rates.",
+        default="2",
+        autocompletion=among(("2", "4", "poster", "2b", "4.4", "rates")),
+    ),
+    beside: list[Path] | None = option(
+        TASK,
+        "For table 4.4: a folder that this command wrote for other data; repeatable.",
+        metavar="FOLDER",
+    ),
+    lr: str = option(
+        TRAINING, "Learning rates, in place of the usual grid.", default="", metavar="A,B"
+    ),
+    seeds: int = option(TRAINING, "Seeds for every learning rate.", default=1),
+    image_size: int | None = shared.IMAGE_SIZE,
+    dry_run: bool = switch(OUTPUT, "Print what would be trained, and stop.", "--dry-run"),
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:

@@ -6,31 +6,16 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from engram.cli.application import (
-    Backbone,
-    Batch,
-    Json,
-    Overwrite,
-    Split,
-    TaskData,
-    Tasks,
-    Threads,
-    Workers,
-    app,
-)
-from engram.cli.bars import bars
-from engram.cli.flags import DATA, OUTPUT, flags_from, option
+from engram.cli import shared
+from engram.cli.flags import DATA, OUTPUT, RESOURCES, argument, flags_from, option, out_option
 from engram.cli.inputs import labelled_task
-from engram.cli.terminal import show
+from engram.cli.terminal import bars, show
 from engram.errors import EngramError
 from engram.train.options import ColumnOptions
-from engram.util.cpus import DECODERS
-from engram.util.description import Description
 from engram.util.settings import Given
+from engram.util.text import Description
 
 if TYPE_CHECKING:
     from engram.export.web import WebExport
@@ -41,50 +26,37 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, Mapping[str, Any]]  # by task
 
 
-@app.command(name="export")
+@shared.app.command(name="export")
 @flags_from({ColumnOptions: DATA})
 def export_command(
-    sources: Annotated[
-        list[Path], typer.Argument(metavar="BUNDLE", help="A bundle, or engrams for one backbone.")
-    ],
-    out: Annotated[
-        Path | None, option(OUTPUT, "The file to write: .onnx or .pt2.", "-o", "--out")
-    ] = None,
-    web: Annotated[
-        Path | None,
-        option(
-            OUTPUT,
-            "A folder of static files to write: a page that runs all tasks in a browser.",
-            metavar="FOLDER",
-        ),
-    ] = None,
-    runtime: Annotated[
-        Path | None,
-        option(
-            OUTPUT,
-            "With --web: the npm package onnxruntime-web to copy files from, a folder or the "
-            ".tgz of npm pack; by default the page loads them from a CDN.",
-            metavar="PACKAGE",
-        ),
-    ] = None,
-    int8: Annotated[
-        bool | None,
-        option(
-            OUTPUT,
-            "int8 quantisation of the linear layers: faster, less exact. With --web: weights in "
-            "int8, or in float32, in place of float16.",
-            "--int8/--no-int8",
-        ),
-    ] = None,
-    tasks: Tasks = None,
-    data: TaskData = None,
-    split: Split = "test",
-    backbone: Backbone = None,
-    batch: Batch = 32,
-    workers: Workers = DECODERS,
-    overwrite: Overwrite = False,
-    threads: Threads = None,
-    as_json: Json = False,
+    sources: list[Path] = argument("BUNDLE", "A bundle, or engrams for one backbone."),
+    out: Path | None = out_option("The file to write: .onnx or .pt2."),
+    web: Path | None = option(
+        OUTPUT,
+        "A folder of static files to write: a page that runs all tasks in a browser.",
+        metavar="FOLDER",
+    ),
+    runtime: Path | None = option(
+        OUTPUT,
+        "With --web: the npm package onnxruntime-web to copy files from, a folder or the "
+        ".tgz of npm pack; by default the page loads them from a CDN.",
+        metavar="PACKAGE",
+    ),
+    int8: bool | None = option(
+        OUTPUT,
+        "int8 quantisation of the linear layers: faster, less exact. With --web: weights in "
+        "int8, or in float32, in place of float16.",
+        "--int8/--no-int8",
+    ),
+    tasks: list[str] | None = shared.TASKS,
+    data: list[str] | None = shared.TASK_DATA,
+    split: str = shared.SPLIT,
+    backbone: str | None = shared.BACKBONE,
+    batch: int = option(RESOURCES, "Images per pass.", default=32),
+    workers: int = shared.WORKERS,
+    overwrite: bool = shared.OVERWRITE,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
@@ -111,8 +83,7 @@ def export_command(
         require_onnx()
     elif int8:
         raise EngramError("--int8 is for ONNX; give -o a name that ends in .onnx, or leave it out.")
-    with bars(as_json) as progress:
-        progress("loading the tasks", 0, 0)
+    with bars(as_json, "loading the tasks") as progress:
         model = load_model(sources, backbone)
         names = model.output_names(tasks or None)
         own = [name for name in names if name in model.tasks]

@@ -8,18 +8,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engram.cli.application import Json, Threads, app
-from engram.cli.bars import bars
-from engram.cli.flags import OUTPUT, RESOURCES, flags_from, option
-from engram.cli.terminal import announce, complain, is_first, show
+from engram.cli import shared
+from engram.cli.flags import OUTPUT, RESOURCES, argument, flags_from, out_option, switch
+from engram.cli.terminal import announce, bars, complain, is_first, show
 from engram.cluster.connect import FarmSettings, check_address
-from engram.util.description import Description
 from engram.util.settings import Given
-from engram.util.text import duration, visible
+from engram.util.text import Description, duration, visible
 
 if TYPE_CHECKING:
     from engram.cluster.farm import FarmResult, JobStatus, Show
@@ -30,33 +28,19 @@ _STYLES = {"running": "cyan", "done": "green", "failed": "red"}
 _STATES = ("waiting", "running", "done", "failed")
 
 
-@app.command(name="farm")
+@shared.app.command(name="farm")
 @flags_from({FarmSettings: RESOURCES})
 def farm_command(
-    jobs: Annotated[Path, typer.Argument(metavar="JOBS.toml", help=_JOBS)],
-    out: Annotated[
-        Path | None,
-        option(
-            OUTPUT,
-            "Bundle for the tasks of jobs that name none (default: JOBS.farm/bundle).",
-            "-o",
-            "--out",
-            metavar="BUNDLE",
-        ),
-    ] = None,
-    overwrite: Annotated[
-        bool,
-        option(
-            OUTPUT,
-            "Retrain jobs whose options have changed, and replace their tasks.",
-            "--overwrite",
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool, option(OUTPUT, "Check the jobs, print them, and stop.", "--dry-run")
-    ] = False,
-    threads: Threads = None,
-    as_json: Json = False,
+    jobs: Path = argument("JOBS.toml", _JOBS),
+    out: Path | None = out_option(
+        "Bundle for the tasks of jobs that name none (default: JOBS.farm/bundle).", "BUNDLE"
+    ),
+    overwrite: bool = switch(
+        OUTPUT, "Retrain jobs whose options have changed, and replace their tasks.", "--overwrite"
+    ),
+    dry_run: bool = switch(OUTPUT, "Check the jobs, print them, and stop.", "--dry-run"),
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
@@ -64,8 +48,7 @@ def farm_command(
     settings = FarmSettings(**flags[FarmSettings])
     if settings.on != "local" and not dry_run:
         check_address(settings.on)  # a wrong one is refused before the jobs are checked
-    with bars(as_json) as progress:
-        progress("starting", 0, 0)
+    with bars(as_json, "starting") as progress:
         from engram.cluster.farm import run_farm
         from engram.cluster.jobs import check_jobs, read_jobs
         from engram.cluster.trainers import local_workers, ray_workers
@@ -140,12 +123,12 @@ def _shown(as_json: bool) -> Iterator[Show]:
         with Live(table, console=console, refresh_per_second=4, transient=True):
             yield table.show
     else:
-        yield _print_line
 
+        def print_line(statuses: Sequence[JobStatus], text: str) -> None:
+            if text:
+                print(f"{time.strftime('%H:%M:%S')}  {visible(text)}", file=sys.stderr, flush=True)
 
-def _print_line(statuses: Sequence[JobStatus], text: str) -> None:
-    if text:
-        print(f"{time.strftime('%H:%M:%S')}  {visible(text)}", file=sys.stderr, flush=True)
+        yield print_line
 
 
 class JobTable:

@@ -1,16 +1,18 @@
-"""Flags from settings: a dataclass is the flags, the help and the documentation."""
+"""Options of commands: written out, or made of settings, where a dataclass is flags and help."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import Field
 from inspect import Parameter, signature
-from typing import Annotated, Any, TypeVar, get_type_hints
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
 
 import typer
 
-from engram.cli.complete import among
 from engram.errors import EngramError
+from engram.util.documents import MAX_BYTES, parse_json, read_header
 from engram.util.settings import settings_fields
 
 #: The panels of `--help`, in their order.
@@ -27,9 +29,24 @@ PANELS = DATA, MODEL, TASK, TRAINING, HUB, RESOURCES, OUTPUT = (
 N = TypeVar("N", int, float)
 
 
-def option(panel: str | None, about: str, *names: str, **others: Any) -> Any:
-    """An option of a command, with its panel and line of `--help`."""
-    return typer.Option(*names, help=about, rich_help_panel=panel, **others)
+def argument(metavar: str, about: str, default: Any = ..., **others: Any) -> Any:
+    """An argument of a command, which is required unless it has a default."""
+    return typer.Argument(default, metavar=metavar, help=about, **others)
+
+
+def option(panel: str | None, about: str, *names: str, default: Any = None, **others: Any) -> Any:
+    """An option of a command, with its panel and line of `--help`; with `...` it is required."""
+    return typer.Option(default, *names, help=about, rich_help_panel=panel, **others)
+
+
+def switch(panel: str | None, about: str, name: str) -> Any:
+    """An option that is off unless it is given."""
+    return option(panel, about, name, default=False)
+
+
+def out_option(about: str, metavar: str | None = None, default: Any = None) -> Any:
+    """The option `-o`, which names what a command writes."""
+    return option(OUTPUT, about, "-o", "--out", default=default, metavar=metavar)
 
 
 def flags_from(
@@ -37,21 +54,16 @@ def flags_from(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command a flag for every setting of these dataclasses that it has not itself.
 
-    Args:
-        panels: The dataclasses, each with the panel of `--help` that lists its flags unless a
-            setting names another.
-        defaults: An instance of one of them, whose values the help shows in place of the class's
-            own defaults.
-
-    Returns:
-        A decorator. The command receives what was given as `flags`, a `Given`.
+    Each is listed in the panel of its class, unless the setting names another. The help shows the
+    values of `defaults`, an instance of one of the classes, in place of its own. The command
+    receives what was given as `flags`, a `Given`.
     """
 
     def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         own = signature(command)
-        hints = get_type_hints(command, include_extras=True)
+        hints = get_type_hints(command)
         parameters = [
-            parameter.replace(annotation=hints[parameter.name])
+            parameter.replace(annotation=hints[parameter.name], kind=Parameter.KEYWORD_ONLY)
             for parameter in own.parameters.values()
             if parameter.name != "flags"
         ]
@@ -64,9 +76,7 @@ def flags_from(
         for settings_class, items in settings.items():
             shown = defaults if isinstance(defaults, settings_class) else None
             parameters += _options(items, panels[settings_class], shown)
-        parameters = sorted(
-            (parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters), key=_panel
-        )
+        parameters.sort(key=_panel)
 
         def called(**values: Any) -> None:
             given = {
@@ -93,18 +103,18 @@ def _options(items: list[Field[Any]], panel: str, defaults: Any) -> Iterator[Par
         if kind is not bool and not (default in ("", ()) or default is None):
             shown = item.metadata["shown"] if default == item.default else default
             notes.append(f"default: {shown}")
-        flag = typer.Option(
+        plain = kind is bool and not default
+        flag = option(
+            item.metadata["group"] or panel,
+            help_line(about, *notes),
             f"--{called}/--no-{called}" if default is True else f"--{called}",
-            help=help_line(about, *notes),
+            default=False if plain else None,
             show_default=False,
             metavar=item.metadata["metavar"] or None,
             autocompletion=among(item.metadata["offers"]) if item.metadata["offers"] else None,
-            rich_help_panel=item.metadata["group"] or panel,
         )
-        plain = kind is bool and not default
-        hint = Annotated[kind, flag] if plain else Annotated[kind | None, flag]
-        absent = False if plain else None
-        yield Parameter(item.name, Parameter.KEYWORD_ONLY, default=absent, annotation=hint)
+        hint = kind if plain else kind | None
+        yield Parameter(item.name, Parameter.KEYWORD_ONLY, default=flag, annotation=hint)
 
 
 def help_line(about: str, *notes: str) -> str:
@@ -115,7 +125,7 @@ def help_line(about: str, *notes: str) -> str:
 
 def _panel(parameter: Parameter) -> int:
     """The place of a parameter in `--help`: arguments, then the panels in their order."""
-    info = parameter.annotation.__metadata__[0]
+    info = parameter.default
     if isinstance(info, typer.models.ArgumentInfo):
         return -1
     return PANELS.index(info.rich_help_panel) if info.rich_help_panel in PANELS else len(PANELS)
@@ -134,14 +144,45 @@ def numbers(flag: str, given: str | float | Sequence[float] | None, kind: type[N
 
     A recipe file gives one number, or a list.
     """
-    text = (
-        ",".join(map(str, given))
-        if isinstance(given, list)
-        else str("" if given is None else given)
-    )
+    parts = given if isinstance(given, list) else str("" if given is None else given).split(",")
     try:
-        return [kind(part) for part in text.split(",") if part.strip()]
+        return [kind(part) for part in map(str, parts) if part.strip()]
     except ValueError:
         raise EngramError(
             f"{flag} is {given!r}; give numbers with commas between them, such as 1,5."
         ) from None
+
+
+# Shell completion: it has to be quick, so nothing here imports torch
+
+
+def among(values: Iterable[str]) -> Callable[[str], list[str]]:
+    """Completes to one of these values."""
+    known = tuple(values)
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in known if value.startswith(incomplete)]
+
+    return complete
+
+
+def task_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completes to a task of the engrams and bundles that the command line names so far."""
+    given = [ctx.params.get(name) for name in ("sources", "bundle")]
+    lists = [one if isinstance(one, (list, tuple)) else [one] for one in [*given, ctx.args]]
+    paths = [path for one in lists for path in one]
+    names = {name for path in paths if path for name in _tasks_in(Path(path))}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def _tasks_in(path: Path) -> Iterator[str]:
+    """The tasks that a bundle lists, or the one in an engram's header; unverified."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        if path.is_dir():
+            with open(path / "bundle.json", "rb") as file:
+                entries = parse_json(file.read(MAX_BYTES + 1))["engrams"]
+            yield from (str(entry["task"]) for entry in entries)
+        else:
+            with open(path, "rb") as file:
+                header = read_header(file)["__metadata__"]["engram"]
+            yield str(parse_json(header.encode())["task"]["name"])

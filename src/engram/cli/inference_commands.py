@@ -7,36 +7,17 @@ from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from engram.cli.application import (
-    Backbone,
-    BackboneDtype,
-    Batch,
-    Device,
-    Engrams,
-    Json,
-    Precision,
-    Split,
-    TaskData,
-    Tasks,
-    Threads,
-    Workers,
-    app,
-)
-from engram.cli.bars import bars
-from engram.cli.flags import DATA, OUTPUT, flags_from, option
+from engram.cli import shared
+from engram.cli.flags import DATA, OUTPUT, argument, flags_from, option, out_option, switch
 from engram.cli.inputs import LabelledTask, labelled_task, model_of
-from engram.cli.terminal import announce, show
+from engram.cli.terminal import announce, bars, show
 from engram.cli.words import embed_texts
 from engram.errors import EngramError
 from engram.train.options import ColumnOptions, DataOptions
-from engram.util.cpus import DECODERS
-from engram.util.description import Description
 from engram.util.settings import Given
-from engram.util.text import counted
+from engram.util.text import Description, counted
 
 if TYPE_CHECKING:
     from engram.data.datasets import Dataset
@@ -51,34 +32,27 @@ _SHOWN_CLASSES = _SHOWN_CHANGES = 20  # in the tables of --against
 # Evaluate
 
 
-@app.command(name="eval")
+@shared.app.command(name="eval")
 @flags_from({ColumnOptions: DATA})
 def eval_command(
-    sources: Engrams,
-    data: TaskData = None,
-    split: Split = "test",
-    backbone: Backbone = None,
-    batch: Batch = 64,
-    workers: Workers = DECODERS,
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    backbone_dtype: BackboneDtype = "fp32",
-    skip_bad: Annotated[
-        bool, option(DATA, "Leave unreadable images out of the count.", "--skip-bad")
-    ] = False,
-    against: Annotated[
-        list[Path] | None,
-        option(
-            None,
-            "An earlier version of a task, or a bundle of them, to compare with; repeatable.",
-            metavar="FILE",
-        ),
-    ] = None,
-    report: Annotated[
-        Path | None, option(OUTPUT, "Also write a page.", metavar="FILE.html")
-    ] = None,
-    threads: Threads = None,
-    as_json: Json = False,
+    sources: list[Path] = shared.ENGRAMS,
+    data: list[str] | None = shared.TASK_DATA,
+    split: str = shared.SPLIT,
+    backbone: str | None = shared.BACKBONE,
+    batch: int = shared.BATCH,
+    workers: int = shared.WORKERS,
+    device: str = shared.DEVICE,
+    precision: str = shared.PRECISION,
+    backbone_dtype: str = shared.BACKBONE_DTYPE,
+    skip_bad: bool = switch(DATA, "Leave unreadable images out of the count.", "--skip-bad"),
+    against: list[Path] | None = option(
+        None,
+        "An earlier version of a task, or a bundle of them, to compare with; repeatable.",
+        metavar="FILE",
+    ),
+    report: Path | None = option(OUTPUT, "Also write a page.", metavar="FILE.html"),
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
@@ -91,8 +65,7 @@ def eval_command(
         raise EngramError("There is nothing to evaluate on; give --data NAME=DATA.")
     if report is not None:
         check_page_path(report)  # before an hour of work, not after it
-    with bars(as_json) as progress:
-        progress("loading the tasks", 0, 0)
+    with bars(as_json, "loading the tasks") as progress:
         team = ProcessGroup(device)
         model = load_model(sources, backbone, backbone_dtype=backbone_dtype)
         columns, given = ColumnOptions(**flags[ColumnOptions]), dict[str, LabelledTask]()
@@ -231,54 +204,37 @@ def _describe_metrics(
 # Embed
 
 
-@app.command(name="embed")
+@shared.app.command(name="embed")
 @flags_from({DataOptions: DATA})
 def embed_command(
-    out: Annotated[
-        Path,
-        option(
-            OUTPUT,
-            "The file to write: .parquet or .npz. An existing one is replaced.",
-            "-o",
-            "--out",
-            metavar="FILE",
-        ),
-    ],
-    data: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="DATA…", help="Images or folders of them, or one labelled dataset."),
-    ] = None,
-    texts: Annotated[
-        list[str] | None,
-        option(
-            DATA,
-            "A text to embed, in place of images, with a CLIP or SigLIP as --backbone; repeatable.",
-            "--text",
-        ),
-    ] = None,
-    engrams: Annotated[
-        list[Path] | None,
-        option(
-            None, "Engrams or bundles to embed for too; repeatable.", "--engram", metavar="FILE"
-        ),
-    ] = None,
-    backbone: Annotated[
-        str | None,
-        option(
-            None,
-            "Path or Hub id of the backbone; by default the engrams' own, or what suits the "
-            "size of the images.",
-            metavar="BACKBONE",
-        ),
-    ] = None,
-    tasks: Tasks = None,
-    batch: Batch = 64,
-    workers: Workers = DECODERS,
-    backbone_dtype: BackboneDtype = "fp32",
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    threads: Threads = None,
-    as_json: Json = False,
+    out: Path = out_option(
+        "The file to write: .parquet or .npz. An existing one is replaced.", "FILE", default=...
+    ),
+    data: list[str] | None = argument(
+        "DATA…", "Images or folders of them, or one labelled dataset.", default=None
+    ),
+    texts: list[str] | None = option(
+        DATA,
+        "A text to embed, in place of images, with a CLIP or SigLIP as --backbone; repeatable.",
+        "--text",
+    ),
+    engrams: list[Path] | None = option(
+        None, "Engrams or bundles to embed for too; repeatable.", "--engram", metavar="FILE"
+    ),
+    backbone: str | None = option(
+        None,
+        "Path or Hub id of the backbone; by default the engrams' own, or what suits the "
+        "size of the images.",
+        metavar="BACKBONE",
+    ),
+    tasks: list[str] | None = shared.TASKS,
+    batch: int = shared.BATCH,
+    workers: int = shared.WORKERS,
+    backbone_dtype: str = shared.BACKBONE_DTYPE,
+    device: str = shared.DEVICE,
+    precision: str = shared.PRECISION,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:

@@ -27,13 +27,11 @@ from engram.cli import (  # noqa: F401
     predict_command,
     service_commands,
     store_commands,
-    teach_command,
     training_commands,
 )
-from engram.cli.application import app
+from engram.cli.shared import app
 from engram.cli.terminal import complain, notice_or_warning
-from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker
-from engram.util.flag_names import naming_flags
+from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker, naming_flags
 from engram.util.worker_processes import ignore_pillow_warnings
 
 #: The commands in the order of `engram --help`, in groups; others come last.
@@ -85,7 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except _USAGE_ERROR as error:
         if message := error.format_message():  # none where help was printed instead
-            complain(_usage_sentence(message, error.ctx), "--json" in given)
+            path = error.ctx.command_path if error.ctx else "engram"
+            sentence = f"{message.rstrip('.')}; `{path} --help` lists what it takes."
+            complain(sentence, "--json" in given)
         return 2
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
@@ -112,9 +112,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "--json" in given,
         )
         return 1
-
-
-def _usage_sentence(message: str, context: Any) -> str:
-    """A sentence about wrong flags or arguments, and where to read about them."""
-    path = context.command_path if context else "engram"
-    return f"{message.rstrip('.')}; `{path} --help` lists what it takes."

@@ -5,81 +5,56 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engram.cli.application import (
-    Backbone,
-    BackboneDtype,
-    Device,
-    EngineName,
-    Json,
-    Overwrite,
-    Precision,
-    Tasks,
-    Threads,
-    app,
-)
-from engram.cli.bars import bars
-from engram.cli.flags import OUTPUT, RESOURCES, flags_from, option
+from engram.cli import shared
+from engram.cli.flags import OUTPUT, RESOURCES, argument, flags_from, option, out_option
 from engram.cli.inputs import model_of
-from engram.cli.terminal import show
+from engram.cli.terminal import bars, show
 from engram.cluster.connect import ClusterSettings
 from engram.errors import EngramError
 from engram.inference.bulk.bulk_settings import BulkSettings
-from engram.util.description import Description
 from engram.util.settings import Given
+from engram.util.text import Description
 
 if TYPE_CHECKING:
     from engram.inference.bulk.predict_to import BulkResult
     from engram.model import MemoryViT
 
 
-@app.command(name="predict")
+@shared.app.command(name="predict")
 @flags_from({BulkSettings: "With --out", ClusterSettings: "With --on"})
 def predict_command(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILE… IMAGE…",
-            help="Engrams or bundles, and images or folders; with --out also tables, lists, "
-            "archives and addresses.",
-        ),
-    ],
-    backbone: Backbone = None,
-    tasks: Tasks = None,
-    top_k: Annotated[int, option(OUTPUT, "Number of classes to return per task.")] = 3,
-    masks: Annotated[
-        Path | None,
-        option(OUTPUT, "Write masks and heat maps into this folder, as PNG.", metavar="FOLDER"),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        option(
-            OUTPUT,
-            "Write answers to a .parquet, .jsonl or .csv file, or to a folder of parquet "
-            "files, as they come. If interrupted, the same command continues.",
-            "-o",
-            "--out",
-        ),
-    ] = None,
-    overwrite: Overwrite = False,
-    on: Annotated[
-        str | None,
-        option(
-            RESOURCES,
-            "Run on Ray, with --out: ray starts Ray on this machine, HOST:PORT or "
-            "ray://HOST:PORT connects to a cluster.",
-            metavar="CLUSTER",
-        ),
-    ] = None,
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    backbone_dtype: BackboneDtype = "fp32",
-    engine: EngineName = "torch",
-    threads: Threads = None,
-    as_json: Json = False,
+    sources: list[str] = argument(
+        "FILE… IMAGE…",
+        "Engrams or bundles, and images or folders; with --out also tables, lists, "
+        "archives and addresses.",
+    ),
+    backbone: str | None = shared.BACKBONE,
+    tasks: list[str] | None = shared.TASKS,
+    top_k: int = option(OUTPUT, "Number of classes to return per task.", default=3),
+    masks: Path | None = option(
+        OUTPUT, "Write masks and heat maps into this folder, as PNG.", metavar="FOLDER"
+    ),
+    out: Path | None = out_option(
+        "Write answers to a .parquet, .jsonl or .csv file, or to a folder of parquet "
+        "files, as they come. If interrupted, the same command continues."
+    ),
+    overwrite: bool = shared.OVERWRITE,
+    on: str | None = option(
+        RESOURCES,
+        "Run on Ray, with --out: ray starts Ray on this machine, HOST:PORT or "
+        "ray://HOST:PORT connects to a cluster.",
+        metavar="CLUSTER",
+    ),
+    device: str = shared.DEVICE,
+    precision: str = shared.PRECISION,
+    backbone_dtype: str = shared.BACKBONE_DTYPE,
+    engine: str = shared.ENGINE,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
@@ -98,8 +73,7 @@ def predict_command(
         from engram.cluster.connect import check_address
 
         check_address(on)  # a wrong one is refused before the model is loaded
-    with bars(as_json) as progress:
-        progress("loading the tasks", 0, 0)
+    with bars(as_json, "loading the tasks") as progress:
         from engram.data.folders import image_paths
         from engram.export.runtime import make_engine
         from engram.inference.bulk.answering import Answering, answered_here

@@ -7,46 +7,33 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from engram.cli.application import Backbone, Json, app
-from engram.cli.bars import bars
-from engram.cli.flags import OUTPUT, flags_from, option
-from engram.cli.terminal import show
+from engram.cli import shared
+from engram.cli.flags import argument, flags_from, option, out_option
+from engram.cli.terminal import bars, show
 from engram.serve.service_settings import LabelSettings, Settings
-from engram.util.description import Description
 from engram.util.settings import Given
+from engram.util.text import Description
 
 
-@app.command(name="serve")
+@shared.app.command(name="serve")
 @flags_from({Settings: "Service"})
 def serve_command(
-    sources: Annotated[
-        list[Path],
-        typer.Argument(metavar="BUNDLE|FILE…", help="A bundle, or engrams as if composed."),
-    ],
-    backbone: Backbone = None,
-    token: Annotated[
-        str | None,
-        option(
-            "Access",
-            "Secret that a client must send to attach or delete tasks.",
-            envvar="ENGRAM_TOKEN",
-            show_envvar=True,
-        ),
-    ] = None,
-    ask_token: Annotated[
-        str | None,
-        option(
-            "Access",
-            "Secret that a client must send to ask; needed with --host beyond this machine.",
-            envvar="ENGRAM_ASK_TOKEN",
-            show_envvar=True,
-        ),
-    ] = None,
-    as_json: Json = False,
+    sources: list[Path] = argument("BUNDLE|FILE…", "A bundle, or engrams as if composed."),
+    backbone: str | None = shared.BACKBONE,
+    token: str | None = option(
+        "Access",
+        "Secret that a client must send to attach or delete tasks.",
+        envvar="ENGRAM_TOKEN",
+        show_envvar=True,
+    ),
+    ask_token: str | None = option(
+        "Access",
+        "Secret that a client must send to ask; needed with --host beyond this machine.",
+        envvar="ENGRAM_ASK_TOKEN",
+        show_envvar=True,
+    ),
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
@@ -56,7 +43,7 @@ def serve_command(
     settings = Settings(**flags[Settings])
     with ExitStack() as until_ready, bundle_to_serve(sources) as folder:
         quiet = as_json or not sys.stderr.isatty()  # in a file, stderr is the log alone
-        until_ready.enter_context(bars(quiet))("loading the tasks", 0, 0)
+        until_ready.enter_context(bars(quiet, "loading the tasks"))
 
         def ready(description: Description) -> None:
             until_ready.close()
@@ -67,16 +54,12 @@ def serve_command(
         serve(Job(folder, settings, token, ask_token, backbone), ready)
 
 
-@app.command(name="label-studio")
+@shared.app.command(name="label-studio")
 @flags_from({LabelSettings: "Service"})
 def label_studio_command(
-    task: Annotated[
-        str, typer.Argument(metavar="TASK", help="The task of the service that predicts.")
-    ],
-    out: Annotated[
-        Path, option(OUTPUT, "The folder for labelled images, one folder a class.", "-o", "--out")
-    ],
-    as_json: Json = False,
+    task: str = argument("TASK", "The task of the service that predicts."),
+    out: Path = out_option("The folder for labelled images, one folder a class.", default=...),
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from engram.cli.application import Backbone, Json, OutEngram, OutFolder, Overwrite, app
-from engram.cli.bars import bars
-from engram.cli.complete import task_names
-from engram.cli.flags import HUB, MODEL, OUTPUT, TASK, numbers, option
-from engram.cli.terminal import show
+from engram.cli import shared
+from engram.cli.flags import (
+    HUB,
+    MODEL,
+    OUTPUT,
+    TASK,
+    argument,
+    numbers,
+    option,
+    out_option,
+    switch,
+    task_names,
+)
+from engram.cli.terminal import bars, show
 from engram.util.text import words
 
 _CARD = "Card"
-Revision = Annotated[str | None, option(HUB, "Branch, tag or commit.")]
+REVISION = option(HUB, "Branch, tag or commit.")
 
 
-@app.command()
+@shared.app.command()
 def inspect(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE|BUNDLE|BACKBONE",
-            help="An engram, a bundle, or a backbone's path or Hub id.",
-        ),
-    ],
-    as_json: Json = False,
+    source: str = argument(
+        "FILE|BUNDLE|BACKBONE", "An engram, a bundle, or a backbone's path or Hub id."
+    ),
+    as_json: bool = shared.JSON,
 ) -> None:
     """Print what an engram, a bundle or a backbone is."""
     from engram.store.describe import describe
@@ -35,17 +39,15 @@ def inspect(
     show(describe(source), as_json)
 
 
-@app.command()
+@shared.app.command()
 def compose(
-    sources: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="Engrams, or bundles of them.")
-    ],
-    out: OutFolder,
-    backbone: Backbone = None,
-    overwrite: Annotated[
-        bool, option(OUTPUT, "Replace or leave out tasks of a bundle that is there.", "--overwrite")
-    ] = False,
-    as_json: Json = False,
+    sources: list[Path] = argument("FILE", "Engrams, or bundles of them."),
+    out: Path = shared.OUT_FOLDER,
+    backbone: str | None = shared.BACKBONE,
+    overwrite: bool = switch(
+        OUTPUT, "Replace or leave out tasks of a bundle that is there.", "--overwrite"
+    ),
+    as_json: bool = shared.JSON,
 ) -> None:
     """Put engrams for one backbone into one folder, after checking that they fit together."""
     from engram.store.compose import compose
@@ -55,23 +57,19 @@ def compose(
     show(describe_bundle(bundle), as_json)
 
 
-@app.command(name="merge")
+@shared.app.command(name="merge")
 def merge_command(
-    sources: Annotated[
-        list[str], typer.Argument(metavar="FILE", help="Two or more engrams of one task.")
-    ],
-    out: OutEngram,
-    weights: Annotated[
-        str,
-        option(
-            TASK, "Share of each in the average, together 1 (default: all the same).", metavar="A,B"
-        ),
-    ] = "",
-    task: Annotated[
-        str | None, option(TASK, "Name of the task (default: that of the first file).")
-    ] = None,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
+    sources: list[str] = argument("FILE", "Two or more engrams of one task."),
+    out: Path = shared.OUT_ENGRAM,
+    weights: str = option(
+        TASK,
+        "Share of each in the average, together 1 (default: all the same).",
+        default="",
+        metavar="A,B",
+    ),
+    task: str | None = option(TASK, "Name of the task (default: that of the first file)."),
+    overwrite: bool = shared.OVERWRITE,
+    as_json: bool = shared.JSON,
 ) -> None:
     """Merge engrams of one task: average trainings, or add up what was taught."""
     from engram.store.describe import describe_engram
@@ -83,20 +81,15 @@ def merge_command(
 
 
 bundle_app = typer.Typer(help="Change a bundle.", no_args_is_help=True)
-app.add_typer(bundle_app, name="bundle")
+shared.app.add_typer(bundle_app, name="bundle")
 
-
-BundleFolder = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder of engrams.")]
-BundleTask = Annotated[
-    str, typer.Argument(metavar="TASK", help="The task.", autocompletion=task_names)
-]
+BUNDLE = argument("BUNDLE", "A folder of engrams.")
+BUNDLE_TASK = argument("TASK", "The task.", autocompletion=task_names)
 
 
 @bundle_app.command(name="remove")
 def bundle_remove(
-    bundle: BundleFolder,
-    task: BundleTask,
-    as_json: Json = False,
+    bundle: Path = BUNDLE, task: str = BUNDLE_TASK, as_json: bool = shared.JSON
 ) -> None:
     """Remove a task, its file and its older versions from a bundle; `engram compose` adds tasks."""
     from engram.store.bundles import read_bundle
@@ -111,12 +104,9 @@ def bundle_remove(
 
 @bundle_app.command(name="history")
 def bundle_history(
-    bundle: BundleFolder,
-    task: Annotated[
-        str | None,
-        typer.Argument(metavar="[TASK]", help="A task.", autocompletion=task_names),
-    ] = None,
-    as_json: Json = False,
+    bundle: Path = BUNDLE,
+    task: str | None = argument("[TASK]", "A task.", default=None, autocompletion=task_names),
+    as_json: bool = shared.JSON,
 ) -> None:
     """List the versions of tasks: the one that answers, its shadow, and those before it."""
     from engram.store.bundles import read_bundle
@@ -127,13 +117,15 @@ def bundle_history(
 
 @bundle_app.command(name="rollback")
 def bundle_rollback(
-    bundle: BundleFolder,
-    task: BundleTask,
-    to: Annotated[
-        str,
-        option(TASK, "Start of the content of a version (default: the last one).", metavar="HASH"),
-    ] = "",
-    as_json: Json = False,
+    bundle: Path = BUNDLE,
+    task: str = BUNDLE_TASK,
+    to: str = option(
+        TASK,
+        "Start of the content of a version (default: the last one).",
+        default="",
+        metavar="HASH",
+    ),
+    as_json: bool = shared.JSON,
 ) -> None:
     """Let an older version of a task answer again. The one that it replaces is kept."""
     from engram.store.compose import roll_back
@@ -142,31 +134,23 @@ def bundle_rollback(
     show(describe_history(roll_back(bundle, task, to), task), as_json)
 
 
-@app.command()
+@shared.app.command()
 def convert(
-    checkpoint: Annotated[
-        str, typer.Argument(metavar="OLD.pt", help="The old checkpoint, or hf:OWNER/NAME/OLD.pt.")
-    ],
-    out: Annotated[Path, option(OUTPUT, "The folder to write engrams into.", "-o", "--out")],
-    base: Annotated[
-        str | None,
-        option(
-            MODEL,
-            "Path or Hub id of the ViT it was made from. Known for the published ones.",
-            metavar="BACKBONE",
-        ),
-    ] = None,
-    names: Annotated[str, option(TASK, "Names for its tasks, in order.", metavar="A,B")] = "",
-    raw_pixels: Annotated[
-        bool | None,
-        option(
-            MODEL,
-            "Whether it was trained on raw pixels from 0 to 1. Known for the published ones.",
-            "--raw-pixels/--normalised-pixels",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Json = False,
+    checkpoint: str = argument("OLD.pt", "The old checkpoint, or hf:OWNER/NAME/OLD.pt."),
+    out: Path = out_option("The folder to write engrams into.", default=...),
+    base: str | None = option(
+        MODEL,
+        "Path or Hub id of the ViT it was made from. Known for the published ones.",
+        metavar="BACKBONE",
+    ),
+    names: str = option(TASK, "Names for its tasks, in order.", default="", metavar="A,B"),
+    raw_pixels: bool | None = option(
+        MODEL,
+        "Whether it was trained on raw pixels from 0 to 1. Known for the published ones.",
+        "--raw-pixels/--normalised-pixels",
+        show_default=False,
+    ),
+    as_json: bool = shared.JSON,
 ) -> None:
     """Make engrams from a checkpoint of necrashter/transformers-learnable-memory."""
     from engram.store.describe import describe_engrams
@@ -176,38 +160,28 @@ def convert(
     show(describe_engrams(paths), as_json)
 
 
-@app.command(name="push")
+@shared.app.command(name="push")
 def push_command(
-    sources: Annotated[
-        list[str],
-        typer.Argument(metavar="FILE|BUNDLE", help="An engram, a bundle, or engrams that fit."),
-    ],
-    to: Annotated[str, option(HUB, "The Hub repository.", metavar="OWNER/NAME")],
-    dry_run: Annotated[
-        bool, option(OUTPUT, "Show exactly what would be sent, and send nothing.", "--dry-run")
-    ] = False,
-    revision: Annotated[str | None, option(HUB, "Branch to push to; created if it is new.")] = None,
-    private: Annotated[
-        bool, option(HUB, "Create the repository as private, if it is new.", "--private")
-    ] = False,
-    license: Annotated[
-        str | None, option(_CARD, "Licence on the card, such as apache-2.0.")
-    ] = None,
-    backbone: Annotated[
-        str | None, option(_CARD, "Hub id where others find the backbone.", metavar="OWNER/NAME")
-    ] = None,
-    message: Annotated[str | None, option(HUB, "Commit message.")] = None,
-    replace: Annotated[
-        bool, option(HUB, "Delete other engrams in the repository.", "--replace")
-    ] = False,
-    as_json: Json = False,
+    sources: list[str] = argument("FILE|BUNDLE", "An engram, a bundle, or engrams that fit."),
+    to: str = option(HUB, "The Hub repository.", default=..., metavar="OWNER/NAME"),
+    dry_run: bool = switch(
+        OUTPUT, "Show exactly what would be sent, and send nothing.", "--dry-run"
+    ),
+    revision: str | None = option(HUB, "Branch to push to; created if it is new."),
+    private: bool = switch(HUB, "Create the repository as private, if it is new.", "--private"),
+    license: str | None = option(_CARD, "Licence on the card, such as apache-2.0."),
+    backbone: str | None = option(
+        _CARD, "Hub id where others find the backbone.", metavar="OWNER/NAME"
+    ),
+    message: str | None = option(HUB, "Commit message."),
+    replace: bool = switch(HUB, "Delete other engrams in the repository.", "--replace"),
+    as_json: bool = shared.JSON,
 ) -> None:
     """Upload engrams to the Hub, with a card that describes them."""
     from engram.store.describe import describe_push
     from engram.store.sharing import push
 
-    with bars(as_json) as progress:
-        progress("preparing the push" if dry_run else f"pushing to {to}", 0, 0)
+    with bars(as_json, "preparing the push" if dry_run else f"pushing to {to}"):
         done = push(
             sources, to, dry_run=dry_run, revision=revision, private=private or None,
             license=license, backbone=backbone, message=message, replace=replace,
@@ -215,34 +189,28 @@ def push_command(
     show(describe_push(done, dry_run), as_json)
 
 
-@app.command(name="pull")
+@shared.app.command(name="pull")
 def pull_command(
-    sources: Annotated[
-        list[str],
-        typer.Argument(metavar="hf:OWNER/NAME[/FILE]", help="Repositories or engrams of the Hub."),
-    ],
-    out: Annotated[Path | None, option(OUTPUT, "The folder to write.", "-o", "--out")] = None,
-    revision: Revision = None,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
+    sources: list[str] = argument("hf:OWNER/NAME[/FILE]", "Repositories or engrams of the Hub."),
+    out: Path | None = out_option("The folder to write."),
+    revision: str | None = REVISION,
+    overwrite: bool = shared.OVERWRITE,
+    as_json: bool = shared.JSON,
 ) -> None:
     """Download engrams from the Hub, verify them, and write them into a folder."""
     from engram.store.describe import describe_pull
     from engram.store.sharing import pull
 
-    with bars(as_json) as progress:
-        progress(f"pulling {', '.join(sources)}", 0, 0)
+    with bars(as_json, f"pulling {', '.join(sources)}"):
         done = pull(sources, out, revision=revision, overwrite=overwrite)
     show(describe_pull(done), as_json)
 
 
-@app.command(name="list")
+@shared.app.command(name="list")
 def list_command(
-    source: Annotated[
-        str, typer.Argument(metavar="hf:OWNER/NAME|FOLDER", help="Where to look for engrams.")
-    ],
-    revision: Revision = None,
-    as_json: Json = False,
+    source: str = argument("hf:OWNER/NAME|FOLDER", "Where to look for engrams."),
+    revision: str | None = REVISION,
+    as_json: bool = shared.JSON,
 ) -> None:
     """List the engrams in a Hub repository or a folder."""
     from engram.store.describe import describe_list

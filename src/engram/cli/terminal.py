@@ -1,4 +1,4 @@
-"""Output of results and errors, for people and machines.
+"""Output of results, errors and progress, for people and machines.
 
 Text may come from a stranger's file. `visible` makes it harmless here, where everything is printed,
 and json escapes it in documents.
@@ -9,15 +9,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
+import threading
+import time
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from engram.errors import Notice
 from engram.util.documents import jsonable
-from engram.util.text import visible
+from engram.util.text import duration, visible
 
 if TYPE_CHECKING:
-    from engram.util.description import Description
+    from engram.util.text import Description
 
 
 def is_first() -> bool:
@@ -40,7 +46,9 @@ def show(result: Description, as_json: bool) -> None:
     console = Console(highlight=False, markup=False, emoji=False, width=width)
     wide = max((len(label) for label, _ in result.rows), default=0)
     for label, text in result.rows:
-        console.print(f"{visible(label):{wide}}  {_visible_block(text)}", soft_wrap=True)
+        lines = text.split("\n") if text.startswith("\n") else [text]  # no others have several
+        shown = "\n".join(map(visible, lines))
+        console.print(f"{visible(label):{wide}}  {shown}", soft_wrap=True)
     if result.table:
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for title in result.columns:
@@ -55,13 +63,6 @@ def show(result: Description, as_json: bool) -> None:
 def show_document(document: object) -> None:
     """Print a JSON document. NaN and infinity, which JSON does not have, are null."""
     print(json.dumps(jsonable(document), indent=2, allow_nan=False), flush=True)
-
-
-def _visible_block(text: str) -> str:
-    """The text of a row. Only one that begins with a line break, a block, has several lines."""
-    if not text.startswith("\n"):
-        return visible(text)
-    return "\n".join(map(visible, text.split("\n")))
 
 
 def complain(sentence: str, as_json: bool) -> None:
@@ -96,3 +97,207 @@ def notice_or_warning(
         return f"{visible(str(message))}\n"
     text = _usual(message, category, filename, lineno, line)
     return "\n".join(map(visible, text.split("\n")))
+
+
+# Progress: bars on a terminal, a line now and then in a file, nothing for machines. It goes to
+# stderr, so stdout holds the result alone.
+
+#: Seconds between two lines about the same work, where there is no terminal.
+EVERY = 10.0
+#: Seconds at the beginning without a line.
+SILENCE = 2.0
+#: Columns of a terminal from which on there is room for long bars.
+_WIDE = 100
+
+
+class Watch:
+    """Shows how far work is, and this one nothing. Work of unknown length has the total 0."""
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+        pass
+
+    def say(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Print rows with labels above the bars, or between the lines."""
+
+
+@contextmanager
+def bars(as_json: bool, first: str = "") -> Iterator[Watch]:
+    """Show the progress of a command, from its first moment on; `first` is what it does then."""
+    if as_json or not is_first():
+        yield Watch()
+    elif sys.stderr.isatty():
+        with _live_bars() as shown:
+            live = TerminalBars(shown, first or "starting")
+            yield live
+            live.end()
+    else:
+        lines = LogLines()
+        try:
+            if first:
+                lines(first, 0, 0)
+            yield lines
+            lines.end_all_but(None)
+        finally:
+            lines.timer.cancel()
+
+
+def _live_bars() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.table import Column
+    from rich.text import Text
+
+    class Note(ProgressColumn):
+        """The only column that is cut where there is no room for all."""
+
+        def render(self, task: Any) -> Text:
+            return Text(task.fields["note"], no_wrap=True, overflow="ellipsis")
+
+    whole = Column(no_wrap=True)
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20 if console.width >= _WIDE else 6, table_column=whole),
+        TextColumn("{task.fields[count]}", style="progress.download"),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=whole),
+        Note(),
+        console=console,
+    )
+
+
+class TerminalBars(Watch):
+    """A bar for each piece of work; one of unknown length vanishes when the next begins."""
+
+    def __init__(self, shown: Any, first: str) -> None:
+        self._shown = shown
+        self._known: dict[str, Any] = {}
+        self._passing: str | None = None
+        self(first, 0, 0)
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+        shown = self._shown
+        if what != self._passing:
+            self.end()
+        if what not in self._known:
+            fields = {"count": "", "rate": "", "note": ""}
+            self._known[what] = shown.add_task(visible(what), total=None, **fields)
+        speed = shown.tasks[shown.task_ids.index(self._known[what])].speed
+        shown.update(
+            self._known[what],
+            completed=done,
+            total=total or None,
+            count=f"{done:,}/{total:,}" if total else "",
+            rate=f"{speed:,.1f}/s" if speed and total else "",
+            note=visible(note),
+        )
+        if not total:
+            self._passing = what
+
+    def end(self) -> None:
+        """Remove the bar of unknown length, if there is one."""
+        if self._passing is not None:
+            self._shown.remove_task(self._known.pop(self._passing))
+            self._passing = None
+
+    def say(self, rows: Sequence[tuple[str, str]]) -> None:
+        console = self._shown.console
+        for line in _aligned(rows, console.width):
+            console.print(line, soft_wrap=True)
+
+
+@dataclass
+class _Stage:
+    """A piece of work that is going on: when it began and was last printed, and how far it is."""
+
+    began: float
+    first: int  # what a resumed run had done already
+    printed: float
+    done: int = 0
+    total: int = 0
+    note: str = ""
+
+    def line(self, what: str, now: float) -> str:
+        seconds = now - self.began
+        if not self.total:
+            return f"{what}: {self.note or duration(seconds)}"
+        rate = (self.done - self.first) / seconds if seconds > 0 else 0.0
+        ended, left = self.done >= self.total, self.total - self.done
+        parts = [
+            f"{self.done:,} of {self.total:,}",
+            f"took {duration(seconds)}" if ended else "",
+            f"{rate:,.1f}/s" if rate else "",
+            f"{duration(left / rate)} left" if rate and not ended else "",
+            self.note,
+        ]
+        return f"{what}: {', '.join(filter(None, parts))}"
+
+
+class LogLines(Watch):
+    """Plain lines for a log file: at the end of each piece of work, and every ten seconds.
+
+    The first seconds are silent, unless a command has said what it will do: most mistakes are found
+    in them, and a mistake is one line.
+    """
+
+    def __init__(self) -> None:
+        self._stages: dict[str, _Stage] = {}
+        self._ended = ""  # the last work that reached its total
+        self._silent_until = time.monotonic() + SILENCE
+        self._held = ""  # the last line that was not printed
+        self.timer = threading.Timer(SILENCE, self._release)  # work may report nothing for long
+        self.timer.daemon = True
+        self.timer.start()
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+        ended = 0 < total <= done
+        if ended and what == self._ended:
+            return
+        now = time.monotonic()
+        self.end_all_but(what)
+        if what not in self._stages:
+            self._stages[what] = _Stage(now, done, now)
+            self._ended = ""
+            if not total:
+                self._print(what)
+        stage = self._stages[what]
+        stage.done, stage.total, stage.note = done, total, note
+        if ended or now - stage.printed >= EVERY:
+            self._print(stage.line(what, now))
+            stage.printed = now
+        if ended:
+            del self._stages[what]
+            self._ended = what
+
+    def say(self, rows: Sequence[tuple[str, str]]) -> None:
+        self._silent_until = 0.0
+        for line in _aligned(rows):
+            self._print(line)
+
+    def _print(self, line: str) -> None:
+        self._held = line
+        if time.monotonic() >= self._silent_until:
+            self._release()
+
+    def _release(self) -> None:
+        line, self._held, self._silent_until = self._held, "", 0.0
+        if line:
+            print(visible(line), file=sys.stderr, flush=True)
+
+    def end_all_but(self, what: str | None) -> None:
+        """Print how far work came that ended before its total, such as training that stopped."""
+        for other in [known for known in self._stages if known != what]:
+            stage = self._stages.pop(other)
+            if stage.total:
+                self._print(stage.line(other, time.monotonic()))
+
+
+def _aligned(rows: Sequence[tuple[str, str]], width: int = 0) -> list[str]:
+    """Labels and texts in two columns; with a width, long texts are folded into it."""
+    wide, lines = 2 + max((len(label) for label, _ in rows), default=0), list[str]()
+    for label, text in rows:
+        shown, room = visible(text), max(20, width - wide)
+        parts = textwrap.wrap(shown, room, break_on_hyphens=False) if width else [shown]
+        labels = [visible(label), *[""] * len(parts)]
+        lines += [f"{left:{wide}}{part}" for left, part in zip(labels, parts, strict=False)]
+    return lines

@@ -1,35 +1,34 @@
-"""`engram fit` and `engram sweep`."""
+"""`engram fit`, `engram sweep` and `engram teach`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from engram.cli.application import DataArgument, Json, OptionalData, OutEngram, Threads, app
-from engram.cli.bars import Watch, bars
-from engram.cli.complete import among
-from engram.cli.flags import DATA, TASK, TRAINING, flags_from, numbers, option
-from engram.cli.terminal import announce, show
-from engram.cli.words import check_words, fit_with_images, fit_without_images, refuse_beside
+from engram.cli import shared
+from engram.cli.flags import DATA, TASK, TRAINING, among, flags_from, numbers, option, switch
+from engram.cli.terminal import Watch, announce, bars, show
+from engram.cli.words import fit_with_images, fit_without_images, refuse_beside
 from engram.errors import EngramError, Interrupted
 from engram.methods.method_flags import REGIMES, MethodFlags
 from engram.tasks.task_settings import TaskSettings
-from engram.train.options import DataOptions, RunOptions, with_recipe_file
+from engram.train.options import ColumnOptions, DataOptions, RunOptions, with_recipe_file
 from engram.train.recipe import Recipe
-from engram.util.description import Description
 from engram.util.settings import Given
-from engram.util.text import counted
+from engram.util.text import Description, counted
 
 if TYPE_CHECKING:
+    from engram.data.datasets import Splits
     from engram.model import MemoryViT
     from engram.tasks.kind import Kind
     from engram.train.job import TrainingJob
     from engram.train.result import Result
+    from engram.util.progress import Progress
 
 TrainResult = TypeVar("TrainResult", bound="Result")
-TaskName = Annotated[str, option(TASK, "Name of the task.", "--task")]
+TASK_NAME = option(TASK, "Name of the task.", "--task", default=...)
 _REGIME_HELP = (
     "Which parameters train, and whether attention is masked; auto tries those that leave the "
     f"backbone alone (auto, {', '.join(REGIMES)}; default: auto, or {TaskSettings().regime} "
@@ -39,67 +38,45 @@ _CELLS = MethodFlags().cells
 _PANELS = {DataOptions: DATA, TaskSettings: TASK, Recipe: TRAINING, RunOptions: TRAINING}
 
 
-@app.command(name="fit")
+@shared.app.command(name="fit")
 @flags_from(_PANELS)
 def fit_command(
-    task: TaskName,
-    out: OutEngram,
-    data: OptionalData = None,
-    words: Annotated[
-        str | None,
-        option(
-            TASK,
-            "Make the classes of texts, with a CLIP or SigLIP as --backbone: a file of lines, or "
-            "a list. Images are not needed; a few improve it.",
-            metavar="TEXT=CLASS,…|FILE",
-        ),
-    ] = None,
-    regime: Annotated[
-        str | None, option(TASK, _REGIME_HELP, autocompletion=among(("auto", *REGIMES)))
-    ] = None,
-    seeds: Annotated[
-        int | None, option(TRAINING, "Train this many seeds and keep the best (default: 1).")
-    ] = None,
-    more: Annotated[
-        bool,
-        option(
-            TASK,
-            "Teach the task in --from more classes, from images of these alone.",
-            "--add-classes",
-        ),
-    ] = False,
-    old: Annotated[
-        str | None,
-        option(
-            TASK, "The engram that gets more classes, with --add-classes.", "--from", metavar="FILE"
-        ),
-    ] = None,
-    soup: Annotated[
-        int | None,
-        option(
-            TRAINING,
-            "Train at this many learning rates around the default or --lr, and average the "
-            "best if validation says that it helps (default: none).",
-        ),
-    ] = None,
-    own_pass: Annotated[
-        bool,
-        option(
-            TASK,
-            "With auto: try memory, adapter and full as well, which take longer and answer in no "
-            "pass with other tasks.",
-            "--own-pass",
-        ),
-    ] = False,
-    threads: Threads = None,
-    as_json: Json = False,
+    task: str = TASK_NAME,
+    out: Path = shared.OUT_ENGRAM,
+    data: str | None = shared.OPTIONAL_DATA,
+    words: str | None = option(
+        TASK,
+        "Make the classes of texts, with a CLIP or SigLIP as --backbone: a file of lines, or "
+        "a list. Images are not needed; a few improve it.",
+        metavar="TEXT=CLASS,…|FILE",
+    ),
+    regime: str | None = option(TASK, _REGIME_HELP, autocompletion=among(("auto", *REGIMES))),
+    seeds: int | None = option(TRAINING, "Train this many seeds and keep the best (default: 1)."),
+    more: bool = switch(
+        TASK, "Teach the task in --from more classes, from images of these alone.", "--add-classes"
+    ),
+    old: str | None = option(
+        TASK, "The engram that gets more classes, with --add-classes.", "--from", metavar="FILE"
+    ),
+    soup: int | None = option(
+        TRAINING,
+        "Train at this many learning rates around the default or --lr, and average the "
+        "best if validation says that it helps (default: none).",
+    ),
+    own_pass: bool = switch(
+        TASK,
+        "With auto: try memory, adapter and full as well, which take longer and answer in no "
+        "pass with other tasks.",
+        "--own-pass",
+    ),
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
     """Train a task on images, or make one of words, and write it as an engram."""
-    with bars(as_json) as progress:
-        progress("starting", 0, 0)
-        from engram.curation.labels import wrong_labels
+    with bars(as_json, "starting") as progress:
+        from engram.curation.check import wrong_labels
         from engram.train.auto import AutoResult
         from engram.train.job import TrainingJob
 
@@ -111,7 +88,10 @@ def fit_command(
         _check_add_classes(more, old, {**fixed, **own, "resume": resume})
         extends = given[TaskSettings].get("extends")
         others = {**fixed, **own, "resume": resume, "extends": extends, "add_classes": more}
-        check_words(words, data, others)
+        if words is not None:
+            refuse_beside("--words", "the task is a head on the backbone's embedding", others)
+        elif data is None:
+            raise EngramError("There is nothing to learn from: give DATA, or classes with --words.")
         result: Result
         made, stopped = None, ""
         if data is None:
@@ -210,33 +190,26 @@ def _add_classes(
     return replace(job, splits=whole), result
 
 
-@app.command(name="sweep")
+@shared.app.command(name="sweep")
 @flags_from(_PANELS)
 def sweep_command(
-    data: DataArgument,
-    task: TaskName,
-    out: OutEngram,
-    cells: Annotated[
-        str | None, option(TASK, f"Numbers of memory cells (default: {_CELLS}).", metavar="A,B")
-    ] = None,
-    lr: Annotated[str | None, option(TRAINING, "Learning rates.", metavar="A,B")] = None,
-    weight_decay: Annotated[str | None, option(TRAINING, "Weight decays.", metavar="A,B")] = None,
-    seeds: Annotated[
-        int | None, option(TRAINING, "Seeds for every combination (default: 1).")
-    ] = None,
-    refit: Annotated[
-        bool, option(TRAINING, "Train the best again, validation images included.", "--refit")
-    ] = False,
-    soup: Annotated[
-        int | None,
-        option(
-            TRAINING,
-            "Average up to this many of the best variants of one seed and number of cells, "
-            "if validation says that it helps (default: none).",
-        ),
-    ] = None,
-    threads: Threads = None,
-    as_json: Json = False,
+    data: str = shared.DATA_ARGUMENT,
+    task: str = TASK_NAME,
+    out: Path = shared.OUT_ENGRAM,
+    cells: str | None = option(
+        TASK, f"Numbers of memory cells (default: {_CELLS}).", metavar="A,B"
+    ),
+    lr: str | None = option(TRAINING, "Learning rates.", metavar="A,B"),
+    weight_decay: str | None = option(TRAINING, "Weight decays.", metavar="A,B"),
+    seeds: int | None = option(TRAINING, "Seeds for every combination (default: 1)."),
+    refit: bool = switch(TRAINING, "Train the best again, validation images included.", "--refit"),
+    soup: int | None = option(
+        TRAINING,
+        "Average up to this many of the best variants of one seed and number of cells, "
+        "if validation says that it helps (default: none).",
+    ),
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
     *,
     flags: Given,
 ) -> None:
@@ -253,8 +226,7 @@ def sweep_command(
         "refit": bool(own["refit"]),
         "soup": own["soup"] or 0,
     }
-    with bars(as_json) as progress:
-        progress("starting", 0, 0)
+    with bars(as_json, "starting") as progress:
         from engram.train.job import TrainingJob
 
         job = TrainingJob.start(data, out, given, progress, announce)
@@ -268,6 +240,82 @@ def sweep_command(
     show(Description(document, rows, *table), as_json)
     if stopped:
         raise Interrupted(stopped)
+
+
+@shared.app.command(name="teach")
+@flags_from({ColumnOptions: DATA})
+def teach_command(
+    data: str = shared.DATA_ARGUMENT,
+    out: Path = shared.OUT_ENGRAM,
+    task: str | None = option(TASK, "Name of the task (default: that of --from).", "--task"),
+    old: str | None = option(
+        TASK, "A taught engram that learns these images, too.", "--from", metavar="FILE"
+    ),
+    forget: bool = switch(TASK, "Let the task in --from forget these images.", "--forget"),
+    statistics: str = option(
+        TASK,
+        "Keep statistics of the images' features, for familiarity, and to learn more, forget "
+        "and merge later (on, off).",
+        default="on",
+        autocompletion=among(("on", "off")),
+    ),
+    backbone: str = shared.OWN_BACKBONE,
+    overwrite: bool = shared.OVERWRITE,
+    threads: int | None = shared.THREADS,
+    as_json: bool = shared.JSON,
+    *,
+    flags: Given,
+) -> None:
+    """Teach a task from one to five images a class, in a second; or teach it more images."""
+    if forget and old is None:
+        raise EngramError(
+            "--forget needs the engram that forgets these images: --from OLD.safetensors."
+        )
+    if task is None and old is None:
+        raise EngramError("The task needs a name; give --task NAME.")
+    with bars(as_json, "starting") as progress:
+        from engram.data.datasets import load
+        from engram.store.format import check_free
+        from engram.train import teach as teaching
+
+        check_free(out, overwrite)  # before a download
+        progress("reading the data", 0, 0)
+        splits = load(
+            data, one_class=old is not None, **ColumnOptions(**flags[ColumnOptions]).columns()
+        )
+        model, name = _model_to_teach(backbone, splits, old, task, progress)
+        if forget:
+            result = teaching.forget(
+                model, name, splits, out=out, overwrite=overwrite, progress=progress
+            )
+        else:
+            result = teaching.teach(
+                model, name, splits, statistics=statistics, out=out, overwrite=overwrite,
+                progress=progress,
+            )  # fmt: skip
+    show(taught(result, model), as_json)
+
+
+def _model_to_teach(
+    backbone: str, splits: Splits, old: str | None, task: str | None, progress: Progress
+) -> tuple[MemoryViT, str]:
+    """A model to teach, with the old task attached if there is one, and the name of the task."""
+    from engram.model import MemoryViT
+    from engram.store.engram import load_engram_backbone
+    from engram.store.format import read_engram
+    from engram.store.remote import single_engram_path
+    from engram.train.backbone import backbone_for
+
+    progress("loading the backbone", 0, 0)
+    if old is None:
+        assert task is not None
+        found, _ = backbone_for(backbone, splits, announce=announce, progress=progress)
+        return MemoryViT(found), task
+    engram = read_engram(single_engram_path(old))
+    engram = engram if task is None else engram.renamed(task)
+    model = MemoryViT(load_engram_backbone(engram, None if backbone == "auto" else backbone))
+    model.attach(engram)
+    return model, engram.spec.name
 
 
 def _reported(

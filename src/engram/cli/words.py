@@ -7,13 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engram.cli.bars import Watch
-from engram.cli.terminal import announce
+from engram.cli.terminal import Watch, announce
 from engram.errors import EngramError
 from engram.train.options import DataOptions, RunOptions
-from engram.util.description import Description
 from engram.util.settings import Given
-from engram.util.text import counted
+from engram.util.text import Description, counted
 
 if TYPE_CHECKING:
     from engram.train.job import TrainingJob
@@ -23,15 +21,6 @@ _TEXT_TOWER = (
     "a backbone with a text tower: give a CLIP, a SigLIP or a SigLIP 2 with --backbone, such as "
     "openai/clip-vit-base-patch32."
 )
-
-
-def check_words(words: str | None, data: str | None, given: Mapping[str, Any]) -> None:
-    """Refuse flags that decide what words decide, and a training without data or words."""
-    if words is None:
-        if data is None:
-            raise EngramError("There is nothing to learn from: give DATA, or classes with --words.")
-        return
-    refuse_beside("--words", "the task is a head on the backbone's embedding", given)
 
 
 def refuse_beside(flag: str, why: str, given: Mapping[str, Any]) -> None:

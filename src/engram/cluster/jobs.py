@@ -14,7 +14,7 @@ from typing import Any
 
 from engram.backbones.recommended import AUTO
 from engram.data.datasets import Splits, check_fits
-from engram.errors import EngramError
+from engram.errors import EngramError, naming_flags
 from engram.methods import method_class
 from engram.store.bundles import is_bundle, read_bundle
 from engram.store.format import read_engram
@@ -32,12 +32,11 @@ from engram.train.options import (
 from engram.train.recipe import Recipe
 from engram.train.run import has_state
 from engram.train.validation import with_held_out
+from engram.util.documents import read_toml
 from engram.util.files import check_replaceable
-from engram.util.flag_names import naming_flags
 from engram.util.progress import Progress, silent
 from engram.util.settings import Given, setting, settings_fields
 from engram.util.text import nearest
-from engram.util.toml import read_toml
 from engram.vit import ViT
 
 

@@ -24,14 +24,13 @@ import torch
 
 from engram.cluster.connect import FarmSettings, connected, room
 from engram.cluster.jobs import FarmJob
-from engram.errors import Notice
+from engram.errors import Notice, naming_flags
 from engram.report.run_page import write_run_report
 from engram.tasks.kinds import KINDS
 from engram.train.callbacks import Callback, RunStart
 from engram.train.job import TrainingJob
 from engram.train.run import run_folder
 from engram.util.files import make_private_folder, private, write_atomically
-from engram.util.flag_names import naming_flags
 from engram.util.worker_processes import end_with_parent, ignore_pillow_warnings
 
 PATIENCE = 60.0  # seconds for trainings to write their checkpoints when the farm is stopped

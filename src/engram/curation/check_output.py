@@ -7,21 +7,20 @@ import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from engram.curation.check import Check, Finding
-from engram.data.overview import Sample, class_counts, label_words
+from engram.data.overview import Sample, class_counts, class_list, class_rows, label_words
 from engram.inference.bulk.table_formats import safe_text
 from engram.model import MemoryViT
 from engram.report.contents import Content, Facts, ImageRow, ImageTable, Section, Table
 from engram.report.images import Thumbnail, backbone_view, thumbnail
 from engram.report.page import write_sections
-from engram.util.description import Description
 from engram.util.files import write_atomically
-from engram.util.text import counted, utf8, without_folder
+from engram.util.text import Description, counted, utf8, without_folder
 
 _SHOWN = 5  # findings of each kind that a terminal shows
 _ON_PAGE = 50  # findings of a kind that the page shows
@@ -47,7 +46,6 @@ def short_name(check: Check, sample: Sample) -> str:
 
 def document(check: Check) -> dict[str, Any]:
     """All findings, for machines; the most suspicious first in every list."""
-    counts = class_counts(check.splits)
     return {
         "data": check.splits.name,
         "images": check.images,
@@ -88,10 +86,7 @@ def document(check: Check) -> dict[str, Any]:
         ],
         "unreadable": list(check.unreadable),
         "tiny": [_about(sample) | {"size": list(size)} for sample, size in check.tiny],
-        "classes": [
-            {"name": one} | {split: int(found[c]) for split, found in counts.items()}
-            for c, one in enumerate(check.splits.classes)
-        ],
+        "classes": class_list(check.splits),
         "unchecked": check.unchecked,
     }
 
@@ -222,8 +217,12 @@ class _Shown:
 
 
 def write_page(check: Check, model: MemoryViT, path: Path) -> Path:
-    """Write the page and return its path."""
-    picture = _pictures(check, model)
+
+    @cache
+    def picture(sample: Sample) -> Thumbnail:
+        alt = f"{short_name(check, sample)}: {label_words(*sample)}"
+        return thumbnail(backbone_view(model, *sample), alt)
+
     sections = [
         Section("summary", "Summary", [Facts(list(summary(check)))]),
         *(_image_section(check, kind, picture) for kind in _kinds(check)),
@@ -238,20 +237,6 @@ def write_page(check: Check, model: MemoryViT, path: Path) -> Path:
         sections=[section for section in sections if section.contents],
         backbone=model.backbone,
     )
-
-
-def _pictures(check: Check, model: MemoryViT) -> Callable[[Sample], Thumbnail]:
-    """Makes the small picture of an image, once."""
-    made: dict[str, Thumbnail] = {}
-
-    def picture(sample: Sample) -> Thumbnail:
-        called = name(sample)
-        if called not in made:
-            alt = f"{short_name(check, sample)}: {label_words(*sample)}"
-            made[called] = thumbnail(backbone_view(model, *sample), alt)
-        return made[called]
-
-    return picture
 
 
 def _kinds(check: Check) -> Iterator[_Shown]:
@@ -312,11 +297,8 @@ def _classes(check: Check) -> Section:
         note = "Share of the images of two classes that were taken for the other one."
         contents.append(Table(["classes that are hard to tell apart", "confused"], pairs, note))
     counts = class_counts(check.splits)
-    rows = [
-        (one, *(f"{found[c]:,}" for found in counts.values()))
-        for c, one in enumerate(check.splits.classes)
-    ]
     if counts:
+        rows = class_rows(check.splits)
         contents.append(Table(["class", *counts], rows, "Images of each class."))
     return Section("classes", "Classes", contents)
 

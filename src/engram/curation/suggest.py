@@ -14,9 +14,9 @@ from itertools import islice
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from engram.data.near_duplicates import SIMILAR, directions
 from engram.errors import EngramError
 from engram.images.preprocessing import normalise
 from engram.inference.bulk.addresses import Allowed
@@ -27,11 +27,10 @@ from engram.inference.bulk.sources import count_items, read_items
 from engram.inference.engine import TorchEngine, on_cpu
 from engram.inference.predict import answers_about, shown_familiarity
 from engram.model import MemoryViT
-from engram.util.devices import to_device
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
+from engram.util.tensors import to_device
 
-SIMILAR = 0.9  # cosine of standardised vectors from which two images are near-copies
 _UNSURE = 10  # times as many of the most unsure images are clustered as are chosen
 _TYPICAL = 5_000  # images that are clustered where none is more unsure than another
 _ITERATIONS = 10  # of k-means
@@ -93,16 +92,10 @@ def suggest(
     labelled: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Suggestions:
-    """Choose images of a pool that are worth a label.
+    """Choose at most so many images of a pool that are worth a label to a task.
 
-    Args:
-        model: The model; without a `task` only its backbone is asked.
-        sources: The pool: whatever `predict_to` reads.
-        count: How many images, at most.
-        settings: How images are read.
-        task: The task that is to learn from them.
-        labelled: Images that have labels already, as sources: their near-copies are left out.
-        progress: Told how many images are read.
+    Pool and `labelled` images, whose near-copies are left out, are sources as `predict_to` reads
+    them. Without a `task` only the model's backbone is asked.
     """
     tasks = [] if task is None else [task]
     known = read_pool(model, [], labelled, settings, progress) if labelled else Pool()
@@ -232,9 +225,8 @@ def choose(
     much as it is unsure, and of each cluster the image in its middle is chosen (Zhdanov, 2019). The
     clusters with most uncertainty come first. Without uncertainty all images count alike.
     """
-    every = torch.cat([vectors, labelled])
-    centre, deviation = every.mean(0), every.std(0, unbiased=False).clamp(min=1e-6)
-    x, known = (F.normalize((rows - centre) / deviation, dim=1) for rows in (vectors, labelled))
+    sizes = [len(vectors), len(labelled)]
+    x, known = torch.split(directions(torch.cat([vectors, labelled])), sizes)
     free = torch.ones(len(x), dtype=torch.bool)
     for part in torch.split(known, _ROWS) if len(known) else ():
         free &= (x @ part.mT).amax(1) <= SIMILAR

@@ -79,11 +79,7 @@ def read_digits(request: DataRequest) -> FoundData:
 
 
 def read_arrays(
-    name: str,
-    images: Array,
-    labels: Array,
-    classes: Sequence[str] | None,
-    request: DataRequest,
+    name: str, images: Array, labels: Array, classes: Sequence[str] | None, request: DataRequest
 ) -> tuple[FoundSplit, Sequence[str]]:
     """One split, and the names of its columns of labels."""
     dimensions = LABELS[request.kind].dimensions

@@ -17,26 +17,20 @@ import numpy.typing as npt
 from PIL import Image
 
 from engram.data.arrays import read_digits, read_npz
-from engram.data.folders import (
-    DEFECTS,
-    read_class_folders,
-    read_good_folders,
-    read_mask_folders,
-)
+from engram.data.folders import DEFECTS, read_class_folders, read_good_folders, read_mask_folders
 from engram.data.folds import Folds, Integers, make_folds, split_validation
 from engram.data.labels import LABELS, find_legend
 from engram.data.presets import PRESETS, read_hub, read_preset
 from engram.data.python_data import PythonData, object_name, read_objects
 from engram.data.source import SPLITS, DataRequest, FoundData, Rows, StoredImage, check_split
 from engram.data.tables import TABLES, read_table
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.images.decode import image_size, read_image_file
 from engram.images.masks import Legend
 from engram.methods import Method
 from engram.tasks.kind import IGNORED
 from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec
-from engram.util.flag_names import flag
 from engram.util.text import counted, join_names
 
 
@@ -149,7 +143,6 @@ class Splits:
 
     @property
     def datasets(self) -> dict[str, Dataset]:
-        """The datasets that there are, by split."""
         found = {"train": self.train, "val": self.val, "test": self.test}
         return {name: dataset for name, dataset in found.items() if dataset is not None}
 
@@ -160,7 +153,6 @@ class Splits:
 
     @property
     def ignored(self) -> int:
-        """The number of files and rows that were left out."""
         return sum(self.left_out.values())
 
     @property
@@ -176,7 +168,6 @@ class Splits:
         return {"classes": self.classes, "kind": self.kind, **masks}
 
     def task_spec(self, name: str, method: Method, extends: Sequence[str] = ()) -> TaskSpec:
-        """The spec of a task that learns from this data."""
         return TaskSpec.create(name, method=method, extends=extends, **self.task)
 
     def with_validation(self, share: float = 0.1, seed: int = 0) -> Splits:

@@ -22,10 +22,9 @@ from engram.data.source import (
     match_splits,
     usual_split,
 )
-from engram.errors import EngramError, Notice
+from engram.errors import EngramError, Notice, flag
 from engram.images.decode import HEIC_NEEDS, HEIC_SUFFIXES, can_read_heic, image_size
 from engram.images.masks import Legend, read_mask
-from engram.util.flag_names import flag
 from engram.util.text import counted, join_names
 
 SUFFIXES = (

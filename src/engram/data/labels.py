@@ -20,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from engram.data.source import DataRequest, FoundData
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.images.decode import BadImage
 from engram.images.masks import MASK_VALUES, Legend, read_mask
 from engram.tasks.kind import IGNORED
-from engram.util.flag_names import flag
 from engram.util.text import counted, join_names, printable
 
 Names: TypeAlias = Sequence[str]
@@ -64,10 +63,7 @@ def find_column(
 
 
 def read_labels(
-    source: str,
-    rows: Iterable[Mapping[str, Any]],
-    listed: Names | None,
-    request: DataRequest,
+    source: str, rows: Iterable[Mapping[str, Any]], listed: Names | None, request: DataRequest
 ) -> list[Any]:
     """The label of every row, from the cells of its label columns."""
     reader = LABELS[request.kind]
@@ -310,11 +306,7 @@ def _refuse_unknown(location: str, unknown: Iterable[str], classes: Names) -> No
 
 
 def find_legend(
-    source: str,
-    found: FoundData,
-    values: Sequence[int] | None,
-    ignore: int,
-    classes: Names | None,
+    source: str, found: FoundData, values: Sequence[int] | None, ignore: int, classes: Names | None
 ) -> Legend:
     """The values that are classes, as given or all that occur, and the one that is ignored.
 

@@ -23,12 +23,11 @@ from torch.utils.data import DataLoader
 
 from engram.data.datasets import Dataset
 from engram.data.folds import Integers
-from engram.errors import LOST_WORKER, EngramError, is_lost_worker
+from engram.errors import LOST_WORKER, EngramError, flag, is_lost_worker
 from engram.images.decode import BadImage, read_image
 from engram.images.masks import mask_view
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import AUGMENTATIONS, Augmentation, training_view
-from engram.util.flag_names import flag
 from engram.util.worker_processes import begin_worker
 
 #: A user's own view: an RGB image in, a float tensor (3, H, W) or a uint8 array (H, W, 3) out.

@@ -21,10 +21,9 @@ from engram.data.datasets import Dataset, Splits
 from engram.data.source import SPLITS, spread
 from engram.images.decode import BadImage, image_size, read_image
 from engram.tasks.kinds import KINDS
-from engram.util.description import Description
 from engram.util.files import open_regular
 from engram.util.progress import Progress, silent
-from engram.util.text import counted, join_names
+from engram.util.text import Description, counted, join_names
 
 #: Images that are looked at unless every one is checked.
 SAMPLE = 5_000
@@ -108,26 +107,25 @@ def typical_side(splits: Splits) -> float | None:
 # Images that are the same file, byte for byte
 
 
-@dataclass(frozen=True)
-class Duplicates:
-    """Groups of samples that are the same; each of them has at least two."""
+#: Groups of samples that are the same; each of them has at least two.
+Duplicates: TypeAlias = Sequence[Sequence[Sample]]
 
-    groups: Sequence[Sequence[Sample]]
 
-    def across(self) -> list[tuple[Sample, Sample]]:
-        """Every sample of val and test that is in train too (or of test, in val), with that one."""
-        pairs = []
-        for group in self.groups:
-            first, *others = sorted(group, key=lambda sample: list(SPLITS).index(sample[0].split))
-            pairs += [(one, first) for one in others if one[0].split != first[0].split]
-        return pairs
+def across_splits(groups: Duplicates) -> list[tuple[Sample, Sample]]:
+    """Every sample of val and test that is in train too (or of test, in val), with that one."""
+    pairs = []
+    for group in groups:
+        first, *others = sorted(group, key=lambda sample: list(SPLITS).index(sample[0].split))
+        pairs += [(one, first) for one in others if one[0].split != first[0].split]
+    return pairs
 
-    def contradictions(self) -> list[tuple[Sample, Sample]]:
-        """A pair of each group whose samples differ in their labels."""
-        pairs = []
-        for first, *others in self.groups:
-            pairs += [(first, one) for one in others if _labels(one) != _labels(first)][:1]
-        return pairs
+
+def contradictions(groups: Duplicates) -> list[tuple[Sample, Sample]]:
+    """A pair of each group whose samples differ in their labels."""
+    pairs = []
+    for first, *others in groups:
+        pairs += [(first, one) for one in others if _labels(one) != _labels(first)][:1]
+    return pairs
 
 
 def find_duplicates(
@@ -138,7 +136,7 @@ def find_duplicates(
     Only images of the same number of bytes are read, first a piece from the middle, and whole only
     if that is the same too.
     """
-    groups: Sequence[Sequence[Sample]] = [samples]
+    groups: Duplicates = [samples]
     dataset, first = samples[0]
     files = isinstance(dataset.read(first), str)  # others are in memory, or on the Hub
     for digest in (_size, _piece, _whole) if files else (_whole,):
@@ -154,7 +152,7 @@ def find_duplicates(
             if key is not None:
                 found[group, key].append(sample)
         groups = [own for own in found.values() if len(own) > 1]
-    return Duplicates(groups)
+    return groups
 
 
 def find_leaks(splits: Splits, split: str) -> list[int]:
@@ -166,8 +164,7 @@ def find_leaks(splits: Splits, split: str) -> list[int]:
     if train is None or other is None or split == "train":
         return []
     found = find_duplicates([(part, i) for part in (train, other) for i in range(len(part))])
-    pairs = [] if found is None else found.across()
-    return sorted(i for (dataset, i), _ in pairs if dataset is other)
+    return sorted(i for (dataset, i), _ in across_splits(found or ()) if dataset is other)
 
 
 def warnings(splits: Splits) -> Iterator[str]:
@@ -218,6 +215,21 @@ def class_counts(splits: Splits) -> dict[str, npt.NDArray[np.int64]]:
         elif splits.kind == "multilabel":
             counts[name] = dataset.labels.sum(axis=0)
     return counts
+
+
+def class_list(splits: Splits) -> list[dict[str, Any]]:
+    """The classes with their images by split, for machines."""
+    counts = class_counts(splits)
+    return [
+        {"name": name} | {split: int(found[c]) for split, found in counts.items()}
+        for c, name in enumerate(splits.classes)
+    ]
+
+
+def class_rows(splits: Splits) -> list[tuple[str, ...]]:
+    """The classes with their images by split, for people."""
+    counts = class_counts(splits).values()
+    return [(name, *(f"{found[c]:,}" for found in counts)) for c, name in enumerate(splits.classes)]
 
 
 def _hints(splits: Splits, counts: Mapping[str, npt.NDArray[np.int64]]) -> Iterator[str]:
@@ -276,10 +288,7 @@ def describe(overview: Overview) -> Description:
         "kind": splits.kind,
         "splits": {name: len(dataset) for name, dataset in splits.datasets.items()},
         "split_by": splits.split_by,
-        "classes": [
-            {"name": name} | {split: int(found[c]) for split, found in counts.items()}
-            for c, name in enumerate(splits.classes)
-        ],
+        "classes": class_list(splits),
         "images": overview.images,
         "looked_at": overview.looked_at,
         "sizes": _sizes(overview.sizes),
@@ -299,8 +308,7 @@ def describe(overview: Overview) -> Description:
 
 def _split_rows(splits: Splits) -> Iterator[tuple[str, str]]:
     yield "data", splits.name
-    noun = KINDS[splits.kind].nouns[len(splits.classes) != 1]
-    yield "kind", f"{splits.kind}, {len(splits.classes):,} {noun}"
+    yield "kind", f"{splits.kind}, {counted(len(splits.classes), *KINDS[splits.kind].nouns)}"
     sizes = ", ".join(f"{name} {len(found):,}" for name, found in splits.datasets.items())
     by = "the data has no splits of its own" if splits.unsplit else f"by {splits.split_by}"
     yield "splits", f"{sizes}; {by}"
@@ -345,18 +353,18 @@ def _duplicates(found: Duplicates | None) -> tuple[dict[str, Any] | None, str]:
     """Duplicates as a document, and in words."""
     if found is None:
         return None, "not looked for among so many; --check does"
-    kinds = {"across_splits": found.across(), "with_two_labels": found.contradictions()}
+    kinds = {"across_splits": across_splits(found), "with_two_labels": contradictions(found)}
     document = {
         name: [[one[0].sample_name(one[1]) for one in pair] for pair in pairs]
         for name, pairs in kinds.items()
     }
-    said = [f"{counted(len(found.groups), 'image')} more than once"]
+    said = [f"{counted(len(found), 'image')} more than once"]
     what = {"across_splits": "of one split in another too", "with_two_labels": "with two labels"}
     for name, pairs in document.items():
         if pairs:
             said.append(f"{counted(len(pairs), 'image')} {what[name]} ({' and '.join(pairs[0])})")
-    words = "; ".join(said) if found.groups else "none, byte for byte"
-    return {"groups": len(found.groups), **document}, words
+    words = "; ".join(said) if found else "none, byte for byte"
+    return {"groups": len(found), **document}, words
 
 
 def _class_table(
@@ -367,10 +375,7 @@ def _class_table(
         return ("number", "split", "least", "mean", "most"), tuple(_number_rows(splits))
     if not counts:
         return (KINDS[splits.kind].nouns[0],), tuple((name,) for name in splits.classes[:most])
-    rows = [
-        (name, *(f"{found[c]:,}" for found in counts.values()))
-        for c, name in enumerate(splits.classes)
-    ]
+    rows = class_rows(splits)
     if len(rows) > most:
         order = np.argsort(-next(iter(counts.values())), kind="stable").tolist()
         half = most // 2

@@ -20,11 +20,10 @@ from engram.data.source import (
     match_splits,
 )
 from engram.data.split_columns import NO_COLUMN, could_divide, divide_rows
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.images.decode import BadImage
 from engram.util.documents import MAX_BYTES, load_json
 from engram.util.files import open_regular
-from engram.util.flag_names import flag
 from engram.util.optional import require
 from engram.util.text import explained, first_line, printable
 

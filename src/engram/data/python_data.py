@@ -278,8 +278,6 @@ class Items:
 
 @dataclass(frozen=True, eq=False)
 class MaskItems(Items):
-    """The masks of items."""
-
     def read(self, row: int) -> StoredImage:
         name, value = self.row_name(row), self._value(row)
         array = as_array(value)

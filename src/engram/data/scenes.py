@@ -26,12 +26,7 @@ QUESTIONS = {"shape": SHAPES, "count": COUNTS}
 _OVERSAMPLING = 4  # shapes are drawn this much larger and then reduced, for smooth edges
 
 #: Distances of a shape's corners from its centre.
-_RADII = {
-    "circle": [0.85] * 40,
-    "square": [1.0] * 4,
-    "triangle": [1.0] * 3,
-    "star": [1.0, 0.4] * 5,
-}
+_RADII = {"circle": [0.85] * 40, "square": [1.0] * 4, "triangle": [1.0] * 3, "star": [1.0, 0.4] * 5}
 
 Point = tuple[float, float]
 

@@ -32,19 +32,15 @@ SPLITS = {
 
 
 class Rows(Protocol):
-    """Images (or masks) by row number."""
+    """Images (or masks) by row number, and their names in messages."""
 
     def read(self, row: int) -> StoredImage: ...
 
-    def row_name(self, row: int) -> str:
-        """The name of this image in messages."""
-        ...
+    def row_name(self, row: int) -> str: ...
 
 
 @dataclass(frozen=True)
 class Files:
-    """Images that are files."""
-
     paths: tuple[str, ...]
 
     def read(self, row: int) -> StoredImage:

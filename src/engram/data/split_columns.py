@@ -14,8 +14,7 @@ from typing import Any
 
 from engram.data.labels import find_column, truth
 from engram.data.source import DataRequest, match_splits, usual_split
-from engram.errors import EngramError
-from engram.util.flag_names import flag
+from engram.errors import EngramError, flag
 
 #: The value of `--split-column` for a table without splits, whatever its columns look like.
 NO_COLUMN = "none"

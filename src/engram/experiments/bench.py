@@ -35,8 +35,8 @@ from engram.methods.method import Needs
 from engram.model import MemoryViT
 from engram.tasks.costs import Costs, task_costs
 from engram.train.cache import keys_values
-from engram.util.description import Description
-from engram.util.devices import device_for, wait_for
+from engram.util.tensors import device_for, wait_for
+from engram.util.text import Description
 from engram.vit import ViT
 
 Step = Callable[[], None]

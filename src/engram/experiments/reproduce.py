@@ -23,19 +23,10 @@ from typing import Any
 
 from engram.backbones.load import load_backbone
 from engram.data.datasets import Splits
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.inference.evaluate import evaluate
-from engram.methods import (
-    ClassToken,
-    FullAdapter,
-    FullMemory,
-    FullMemoryAdapter,
-    FullTuning,
-    Head,
-    Masked,
-    MaskedAdapter,
-    Method,
-)
+from engram.methods import FullAdapter, FullMemory, Head, Masked, MaskedAdapter, Method
+from engram.methods.full_attention import ClassToken, FullMemoryAdapter, FullTuning
 from engram.model import MemoryViT
 from engram.store.engram import BackboneInfo, Engram
 from engram.store.format import read_engram
@@ -44,11 +35,10 @@ from engram.train.run import run_folder
 from engram.train.sweep import sweep
 from engram.train.variants import grid_of
 from engram.util.charts import Chart, Line, line_chart, side_by_side
-from engram.util.description import Description
 from engram.util.files import write_atomically
-from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, labelled, silent
+from engram.util.text import Description
 from engram.vit import ViT
 
 

@@ -17,7 +17,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from engram.errors import EngramError, Notice
+from engram.errors import EngramError, Notice, flag
 from engram.inference.engine import (
     Computed,
     Engine,
@@ -27,7 +27,6 @@ from engram.inference.engine import (
     torch_engine,
 )
 from engram.model import MemoryViT
-from engram.util.flag_names import flag
 from engram.util.optional import require
 from engram.util.text import first_line
 

@@ -14,14 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.export.runtime import require_onnx
 from engram.export.verify import Difference
 from engram.export.write import check_exportable, metadata, onnx_file
 from engram.model import MemoryViT
 from engram.util.documents import load_json
 from engram.util.files import check_renamable, make_folder, replaced_folder
-from engram.util.flag_names import flag
 from engram.util.templates import page_files, render
 
 #: The version of onnxruntime-web that the page was tested with.

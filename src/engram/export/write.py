@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.export import standalone
 from engram.export.quantise import quantise, round_weights
 from engram.export.runtime import INPUT, KEY, OnnxModel, TorchProgram, require_onnx
@@ -31,7 +31,6 @@ from engram.inference.engine import familiarity_name
 from engram.model import MemoryViT
 from engram.tasks.class_statistics import ClassStatistics
 from engram.util.files import check_writable, write_atomically
-from engram.util.flag_names import flag
 from engram.util.text import without_folder
 
 FORMAT = 1  # version of the metadata

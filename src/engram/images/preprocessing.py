@@ -116,7 +116,7 @@ def normalise(batch: torch.Tensor, preprocessing: Preprocessing) -> torch.Tensor
     """
     import torch  # here: a process that only decodes images starts ten times faster without it
 
-    from engram.util.devices import to_device
+    from engram.util.tensors import to_device
 
     if batch.is_floating_point():
         return batch

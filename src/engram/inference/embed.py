@@ -19,8 +19,8 @@ from engram.images.preprocessing import normalise
 from engram.inference.engine import TorchEngine, on_cpu
 from engram.model import MemoryViT
 from engram.util.cpus import DECODERS
-from engram.util.devices import to_device
 from engram.util.processes import ProcessGroup
+from engram.util.tensors import to_device
 
 Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Splits | Dataset
 Vectors = npt.NDArray[np.float32]

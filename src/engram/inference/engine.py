@@ -18,9 +18,9 @@ from torch import Tensor
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.model import MemoryViT
 from engram.store.bundles import read_engrams
-from engram.util.devices import to_device
 from engram.util.hub import PathOrHubId
 from engram.util.processes import ProcessGroup, dtype_for
+from engram.util.tensors import to_device
 
 Route: TypeAlias = Sequence[Sequence[str]] | None  # the tasks of each image
 Computed: TypeAlias = tuple[dict[str, Tensor], dict[str, Tensor]]  # outputs, familiarity, by task

@@ -19,8 +19,8 @@ from engram.model import MemoryViT
 from engram.tasks.kind import Kind
 from engram.tasks.kinds import KINDS
 from engram.util.cpus import DECODERS
-from engram.util.devices import to_device
 from engram.util.processes import ProcessGroup
+from engram.util.tensors import to_device
 
 Data = str | os.PathLike[str] | Splits | Dataset | PythonData
 

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.images.decode import BadImage
 from engram.images.inputs import ImageInput, decodable, each_image, image_name, is_one_image
 from engram.images.views import evaluation_view
 from engram.inference.engine import Engine, TorchEngine, on_cpu, stack_views
 from engram.model import MemoryViT
-from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, counter, silent
 

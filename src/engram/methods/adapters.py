@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engram.methods.method import Initial
-from engram.util.devices import to_device
+from engram.util.tensors import to_device
 from engram.vit.layers import Adapt
 
 

@@ -39,7 +39,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from engram.methods.adapters import AdapterBank, Adapters, PaddedAdapters
-from engram.util.devices import to_device
+from engram.util.tensors import to_device
 from engram.vit.layers import Block, merge_heads
 from engram.vit.vit import ViT
 

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from engram.backbones.shape import BackboneShape
 from engram.errors import EngramError
-from engram.util.devices import to_device
 from engram.util.settings import check
+from engram.util.tensors import to_device
 from engram.vit import ViT
 
 if TYPE_CHECKING:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
-from engram.util.settings import setting
+from engram.util.settings import setting, setting_of
 
 #: Where the method of each regime is, in the order of tables.
 REGIMES = {
@@ -59,5 +59,4 @@ class MethodFlags:
 
 def shared_setting(name: str, settings: type = MethodFlags) -> Any:
     """The field of a method that has this setting, of the flags or of another method."""
-    found = next(item for item in fields(settings) if item.name == name)
-    return field(default=found.default, metadata=found.metadata)
+    return setting_of(settings, name)

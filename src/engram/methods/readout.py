@@ -43,8 +43,8 @@ from engram.methods.method import (
     TaskInput,
     TaskShape,
 )
-from engram.util.devices import to_device
 from engram.util.settings import setting
+from engram.util.tensors import to_device
 from engram.vit import ViT
 
 _SIDE = 4  # grid cells along a side of the picture

@@ -26,7 +26,7 @@ from engram.methods.memory import (
     read_by_keys,
     spans,
 )
-from engram.util.devices import to_device
+from engram.util.tensors import to_device
 from engram.vit.layers import Block
 
 #: What one image is asked for: a task, several, or None for the backbone's own answer.

@@ -55,7 +55,7 @@ from engram.methods.method import (
 from engram.methods.method_flags import shared_setting
 from engram.methods.readout import GRID_CELLS, Projections, Readout, grid_weights, stack_projections
 from engram.methods.routing import Route
-from engram.util.devices import to_device
+from engram.util.tensors import to_device
 from engram.vit import ViT
 
 QUERIES = 8

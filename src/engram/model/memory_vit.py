@@ -673,7 +673,7 @@ class MemoryViT(nn.Module):
         backbone_dtype: str = "fp32",
     ) -> Self:
         """The backbone that engrams name, or this one, with all of them attached, to be asked."""
-        from engram.store.fitting import load_engram_backbone
+        from engram.store.engram import load_engram_backbone
 
         if not isinstance(backbone, ViT):
             backbone = load_engram_backbone(engrams[0], backbone, backbone_dtype)
@@ -818,7 +818,7 @@ class MemoryViT(nn.Module):
                 "the backbone stays where it is. Add a task first; engram.save_backbone writes a "
                 "backbone."
             )
-        from engram.store.fitting import in_order
+        from engram.store.engram import in_order
 
         return in_order([(name, self.engram(name)) for name in self.tasks])
 

@@ -24,8 +24,7 @@ from engram.methods.method import (
 )
 from engram.methods.readout import LayerStatistics, grid_weights
 from engram.methods.routing import Route, is_dense
-from engram.util.devices import autocast_dtype
-from engram.util.tensors import VersionedCache
+from engram.util.tensors import VersionedCache, autocast_dtype
 from engram.vit import ViT
 
 if TYPE_CHECKING:

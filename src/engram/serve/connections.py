@@ -19,12 +19,11 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.serve.hosts import THIS_MACHINE, in_networks
 from engram.serve.log import Log
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
-from engram.util.flag_names import flag
 
 _AT_ONCE = 32  # connections that are accepted in one go, before any of them is counted
 _WAITING = 2048  # connections that the system keeps until they are accepted

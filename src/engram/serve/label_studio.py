@@ -23,14 +23,13 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.serve.hosts import is_loopback, is_own_name
 from engram.serve.launch import listen
 from engram.serve.middleware import add_handlers
 from engram.serve.problems import Problem
 from engram.serve.service_settings import LabelSettings
 from engram.util.files import make_folder, write_atomically
-from engram.util.flag_names import flag
 from engram.util.text import printable
 
 _MAX_IMAGE = 64_000_000  # bytes

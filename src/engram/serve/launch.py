@@ -9,15 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.serve.hosts import is_loopback
 from engram.serve.service_settings import Settings
 from engram.store.bundles import is_bundle
 from engram.store.compose import compose
 from engram.util import hub
-from engram.util.description import Description
-from engram.util.flag_names import flag
 from engram.util.optional import require
+from engram.util.text import Description
 
 _PACKAGES = ("fastapi", "prometheus_client", "python_multipart", "uvicorn")
 

@@ -36,7 +36,7 @@ from engram.serve.middleware import MAX_HEADER_BYTES
 from engram.serve.telemetry import METRICS_FOLDER
 from engram.store.bundles import unlisted_files
 from engram.util.cpus import available_cpus
-from engram.util.description import Description
+from engram.util.text import Description
 from engram.util.worker_processes import end_with_parent
 
 _SPAWN = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork

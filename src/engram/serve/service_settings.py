@@ -7,21 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
 
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.serve.hosts import host_name
 from engram.serve.log import LOGS
-from engram.util.flag_names import flag
-from engram.util.settings import (
-    ABOUT_BACKBONE_DTYPE,
-    ABOUT_DEVICE,
-    ABOUT_ENGINE,
-    ABOUT_PRECISION,
-    BACKBONE_DTYPES,
-    ENGINES,
-    PRECISIONS,
-    check,
-    setting,
-)
+from engram.util.settings import ComputeSettings, check, setting, setting_of
 
 # in panels of --help
 _network, _engine = partial(setting, group="Network"), partial(setting, group="Engine")
@@ -55,10 +44,10 @@ class Settings:
         "seconds between checks of the folder for tasks that were added or removed; 0: no checks",
         group="Model",
     )
-    engine: str = _engine("torch", ABOUT_ENGINE, choices=ENGINES)
-    device: str = _engine("auto", ABOUT_DEVICE)
-    precision: str = _engine("fp32", ABOUT_PRECISION, choices=PRECISIONS)
-    backbone_dtype: str = _engine("fp32", ABOUT_BACKBONE_DTYPE, choices=BACKBONE_DTYPES)
+    engine: str = setting_of(ComputeSettings, "engine", group="Engine")
+    device: str = setting_of(ComputeSettings, "device", group="Engine")
+    precision: str = setting_of(ComputeSettings, "precision", group="Engine")
+    backbone_dtype: str = setting_of(ComputeSettings, "backbone_dtype", group="Engine")
     threads: int = _engine(0, "CPU threads of the engine; 0: its own default")
     batch: int = _engine(16, "maximum images per forward pass", least=1)
     wait_ms: float = _engine(3.0, "how long a forward pass waits for more images, in milliseconds")

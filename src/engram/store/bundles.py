@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from engram.errors import EngramError
-from engram.store.engram import FORMAT, Engram, origin
-from engram.store.fitting import Located, in_order
+from engram.store.engram import FORMAT, Engram, Located, in_order, origin
 from engram.store.format import HASH, check_format, read_engram
 from engram.store.remote import MANIFEST, local_path
 from engram.tasks.spec import NAME
@@ -75,7 +74,6 @@ class Bundle:
         return entry
 
     def manifest_bytes(self) -> bytes:
-        """The bytes of `bundle.json`."""
         return (json.dumps(self.manifest(), indent=1) + "\n").encode()
 
     def engram(self, name: str) -> Engram:
@@ -107,8 +105,8 @@ class Bundle:
         members = {e.spec.name: e for e in self.engrams} | new
         ordered = in_order([(e.file_name, e) for e in members.values()])
         bundle = replace(self, engrams=ordered, older=older, shadows=shadows)
-        for name, shadow in shadows.items():
-            bundle.check_shadow(name, shadow)
+        for shadow in shadows.values():
+            bundle.check_shadow(shadow)
         return bundle
 
     def minus(self, name: str) -> Bundle:
@@ -132,9 +130,8 @@ class Bundle:
 
     def with_shadow(self, shadow: Engram) -> Bundle:
         """The bundle with a new version of a task that does not answer yet. Nothing is written."""
-        name = shadow.spec.name
-        self.check_shadow(name, shadow)
-        return replace(self, shadows={**self.shadows, name: shadow})
+        self.check_shadow(shadow)
+        return replace(self, shadows={**self.shadows, shadow.spec.name: shadow})
 
     def without_shadow(self, name: str) -> Bundle:
         """The bundle without the shadow of a task. Nothing is written."""
@@ -147,8 +144,9 @@ class Bundle:
             raise EngramError(f"{self.engram(name).spec.name!r} has no shadow.")
         return self.shadows[name]
 
-    def check_shadow(self, name: str, shadow: Engram) -> None:
+    def check_shadow(self, shadow: Engram) -> None:
         """Refuse a shadow that cannot be compared with its task, or could not replace it."""
+        name = shadow.spec.name
         current = self.engram(name)
         if shadow.content == current.content:
             raise EngramError(f"This {name!r} is the one that answers; it needs no shadow.")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.store.bundles import (
     VERSIONS,
     Bundle,
@@ -31,8 +31,7 @@ from engram.store.bundles import (
     stored_version,
     version_file,
 )
-from engram.store.engram import BackboneInfo, Engram
-from engram.store.fitting import load_engram_backbone
+from engram.store.engram import BackboneInfo, Engram, load_engram_backbone
 from engram.store.format import read_engram, serialise_engram, write_engram
 from engram.store.remote import MANIFEST
 from engram.util.files import (
@@ -43,7 +42,6 @@ from engram.util.files import (
     sync_folder,
     write_atomically,
 )
-from engram.util.flag_names import flag
 from engram.util.hub import PathOrHubId
 from engram.util.text import join_names
 

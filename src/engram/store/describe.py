@@ -21,9 +21,8 @@ from engram.store.record import Rows, lineage_rows, metric_cell, metric_rows, su
 from engram.store.remote import CARD, ListedEngram, local_path
 from engram.tasks.costs import Costs, backbone_macs, task_costs
 from engram.tasks.spec import TaskSpec
-from engram.util.description import Description
 from engram.util.documents import MAX_BYTES
-from engram.util.text import printable, summarise_names
+from engram.util.text import Description, printable, summarise_names
 from engram.vit import ViT
 
 if TYPE_CHECKING:
@@ -137,10 +136,8 @@ def describe_bundle(bundle: Bundle) -> Description:
     columns = (
         "task", "kind", "classes", "metric", "regime", "settings", "extends", "parameters", "costs",
     )  # fmt: skip
-    cells = [
-        {**_cells(engram), "costs": _percent(cost.share)}
-        for engram, cost in zip(bundle.engrams, costs, strict=True)
-    ]
+    pairs = zip(bundle.engrams, costs, strict=True)
+    cells = [_cells(engram, costs=_percent(cost.share)) for engram, cost in pairs]
     document = {"what": "bundle", **manifest, "engrams": entries}
     return Description(document, _printable_rows(rows), columns, _table(columns, cells))
 
@@ -170,14 +167,8 @@ def describe_history(bundle: Bundle, task: str | None = None) -> Description:
     }
     columns = ("task", "version", "state", "metric", "created", "until")
     cells = [
-        {
-            **_cells(engram),
-            "version": engram.content[:16],
-            "state": state,
-            "created": engram.created,
-            "until": until,
-        }
-        for engram, state, until in versions
+        _cells(one, version=one.content[:16], state=state, created=one.created, until=until)
+        for one, state, until in versions
     ]
     rows = [("bundle", str(bundle.folder))]
     return Description(document, _printable_rows(rows), columns, _table(columns, cells))
@@ -192,7 +183,7 @@ def describe_engrams(paths: Sequence[Path]) -> Description:
         ]
     }
     columns = ("file", "classes", "settings", "extends")
-    cells = [{"file": path, **_cells(engram)} for path, (engram, _) in engrams.items()]
+    cells = [_cells(engram, file=path) for path, (engram, _) in engrams.items()]
     return Description(document, [], columns, _table(columns, cells))
 
 
@@ -303,18 +294,12 @@ def describe_pull(done: Sequence[Pulled]) -> Description:
             for one in done
         ],
     }
-    table = tuple(
-        (
-            str(one.path),
-            one.task,
-            f"{one.bytes:,}",
-            one.content[:12],
-            one.source,
-            "" if one.new else "already there",
-        )
-        for one in done
-    )
-    return Description(document, [], ("file", "task", "bytes", "content", "from", ""), table)
+    table = []
+    for one in done:
+        which = str(one.path), one.task, f"{one.bytes:,}", one.content[:12]
+        table.append((*which, one.source, "" if one.new else "already there"))
+    columns = ("file", "task", "bytes", "content", "from", "")
+    return Description(document, [], columns, tuple(table))
 
 
 def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
@@ -343,13 +328,7 @@ def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
         "task", "classes", "metric", "regime", "extends", "backbone", "bytes", "content", "source",
     )  # fmt: skip
     cells = [
-        {
-            **_cells(one.engram),
-            "backbone": printable(one.engram.backbone.source, 60),
-            "bytes": f"{one.bytes:,}",
-            "content": one.content[:12],
-            "source": one.source,
-        }
+        _cells(one.engram, bytes=f"{one.bytes:,}", content=one.content[:12], source=one.source)
         for one in found
     ]
     rows = [] if found else [("engrams", f"none in {source}")]
@@ -359,8 +338,8 @@ def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
 # Parts of a description
 
 
-def _cells(engram: Engram) -> dict[str, str]:
-    """An engram as cells of a table, by column."""
+def _cells(engram: Engram, **others: str) -> dict[str, str]:
+    """An engram as cells of a table by column, with others."""
     spec = engram.spec
     settings = (f"{name} {value}" for name, value in spec.method.settings().items() if value)
     return {
@@ -372,6 +351,8 @@ def _cells(engram: Engram) -> dict[str, str]:
         "settings": ", ".join(settings) or "-",
         "extends": ", ".join(spec.extends) or "-",
         "parameters": f"{engram.parameters:,}",
+        "backbone": printable(engram.backbone.source, 60),
+        **others,
     }
 
 
@@ -393,7 +374,6 @@ def _backbone_rows(engram: Engram) -> Rows:
 
 
 def summarise_shape(shape: BackboneShape, heads: int) -> str:
-    """The sizes of a backbone in a line."""
     return (
         f"width {shape.width}, {shape.depth} layers, patches of {shape.patch}, images of "
         f"{shape.image_size[0]} x {shape.image_size[1]}, {heads} heads"
@@ -401,7 +381,6 @@ def summarise_shape(shape: BackboneShape, heads: int) -> str:
 
 
 def summarise_preprocessing(preprocessing: Preprocessing | None) -> str:
-    """The preprocessing of images in a line."""
     if preprocessing is None:
         return "unknown"
     height, width = preprocessing.size

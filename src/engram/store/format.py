@@ -17,7 +17,7 @@ import safetensors.torch
 from torch import Tensor
 
 from engram.backbones.shape import NUMBERS, rules
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.images.preprocessing import SCHEMA as PREPROCESSING
 from engram.images.preprocessing import Preprocessing
 from engram.methods import create_method
@@ -34,16 +34,7 @@ from engram.tasks.class_statistics import PREFIX
 from engram.tasks.spec import TaskSpec
 from engram.util.documents import parse_json, read_header
 from engram.util.files import open_regular, write_atomically
-from engram.util.flag_names import flag
-from engram.util.schema import (
-    Array,
-    FreeObject,
-    Integer,
-    Invalid,
-    Nullable,
-    Object,
-    String,
-)
+from engram.util.schema import Array, FreeObject, Integer, Invalid, Nullable, Object, String
 from engram.util.text import printable
 
 _VALUES = Integer(0, 65_535)  # of masks

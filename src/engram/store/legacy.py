@@ -23,14 +23,13 @@ from torch import Tensor
 from engram.backbones.layouts import transformers_layout
 from engram.backbones.load import load_backbone
 from engram.backbones.translate import their_names, translate
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.methods import Masked
 from engram.store.engram import Engram, new_engram
 from engram.store.format import read_engram, write_engram
 from engram.tasks.spec import TaskSpec, class_names
 from engram.util import hub
 from engram.util.files import make_folder
-from engram.util.flag_names import flag
 from engram.util.text import printable
 from engram.util.zip_files import check_archive
 from engram.vit import ViT

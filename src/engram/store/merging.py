@@ -16,14 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.errors import EngramError
-from engram.store.engram import Engram, origin, shape_mismatch, stored_dtype
-from engram.store.fitting import Located, check_same_backbone
+from engram.errors import EngramError, flag
+from engram.store.engram import (
+    Engram,
+    Located,
+    check_same_backbone,
+    origin,
+    shape_mismatch,
+    stored_dtype,
+)
 from engram.store.format import check_free, read_engram, write_engram
 from engram.store.remote import local_path
 from engram.tasks.class_statistics import PREFIX
 from engram.tasks.feature_sums import FeatureSums
-from engram.util.flag_names import flag
 from engram.util.text import join_names, printable
 
 _SLACK = 0.015  # by which the sum of the weights may differ from 1: 0.33,0.33,0.33

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.store.bundles import Bundle, is_bundle, read_engrams
 from engram.store.cards import hub_id, write_card
 from engram.store.compose import write_bundle
@@ -21,7 +21,6 @@ from engram.store.portable import paths_in_class_names, without_local_paths
 from engram.store.remote import CARD, MANIFEST, fetch_engrams, local_path
 from engram.util import hub
 from engram.util.files import make_folder, write_atomically
-from engram.util.flag_names import flag
 from engram.util.hub import PathOrHubId
 
 
@@ -117,9 +116,9 @@ def push(
     card = write_card(address.repo, outgoing, files, bundle=bundle, license=license)
     files[CARD] = card.encode()
     message = message or f"Push {', '.join(engram.spec.name for engram in engrams)}"
-    sent = None
+    url = commit = ""
     if not dry_run:
-        sent = hub.upload(
+        url, commit = hub.upload(
             address.repo,
             files,
             message=message,
@@ -136,8 +135,8 @@ def push(
         files=files,
         changed=tuple(dict.fromkeys(change for _, changes in portable for change in changes)),
         warnings=tuple(w for engram in engrams for w in paths_in_class_names(engram)),
-        url=sent.url if sent else "",
-        commit=sent.commit if sent else "",
+        url=url,
+        commit=commit,
     )
 
 

@@ -207,11 +207,8 @@ class FeatureSums:
         """Likeness of images to class statistics of all others, for `ClassStatistics.adjust`.
 
         Up to ten images are left out one by one; more are left out in ten groups, over which every
-        class is spread. An image whose class has no other is not measured.
-
-        Args:
-            features: Of images that are part of the sums, (b, d).
-            labels: The numbers of their classes, (b).
+        class is spread. An image whose class has no other is not measured. The images are part of
+        the sums, with features (b, d) and labels (b).
         """
         several = self.images[labels] > 1
         x, labels = features[several], labels[several]

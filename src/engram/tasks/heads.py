@@ -95,8 +95,8 @@ class MaskHead(TaskHead):
     head on the patches.
     """
 
-    def __init__(self, sizes: HeadSizes) -> None:
-        super().__init__(sizes)
+    def __init__(self, sizes: HeadSizes, fitted: Sequence[str] = ()) -> None:
+        super().__init__(sizes, fitted)
         width = sizes.features
         self.project = nn.Linear(width, width, bias=False) if sizes.token_per_class else None
         if self.project is not None:
@@ -123,10 +123,10 @@ class BankHead(TaskHead):
     The output is the distance of every patch to the nearest in the bank: 1 - the cosine, from 0.
     """
 
-    def __init__(self, sizes: HeadSizes) -> None:
+    def __init__(self, sizes: HeadSizes, fitted: Sequence[str] = ()) -> None:
         super().__init__(sizes)
         self.bias = None  # type: ignore[assignment]
-        self._fitted = ("thresholds",)
+        self._fitted = tuple(fitted)
         self.register_buffer("thresholds", torch.full((1,), FIRST["thresholds"]))
 
     def embed(self, inputs: HeadInput) -> Tensor:

@@ -42,6 +42,7 @@ class Kind(ABC):
     title: str  # what that one is called in a sentence
     class_title = ""  # what `class_scores` are called
     least = 1  # classes
+    head_class: type[TaskHead] = TaskHead
     fitted: tuple[str, ...] = ()  # tensors of the head that are found, not trained
     per_pixel = False  # read from the backbone's patches: labels are masks
     balances: tuple[str, ...] = ()  # how classes of unequal size can be balanced
@@ -52,11 +53,8 @@ class Kind(ABC):
     one_class = False  # learned from good images alone: labels say 1 for others (one-class)
     picture = ""  # the part of an answer that is a PNG: "mask" or "map"
 
-    def head(self, sizes: HeadSizes) -> TaskHead:
-        return TaskHead(sizes, self.fitted)
-
     def head_macs(self, sizes: HeadSizes, patches: int) -> int:
-        """Multiply-accumulates of `head` for one picture."""
+        """Multiply-accumulates of the head for one picture."""
         return sizes.features * (sizes.classes + (sizes.features if sizes.mlp else 0))
 
     def groups(self, classes: int) -> int:

@@ -26,11 +26,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.tasks import calibration, metrics
+from engram.tasks import metrics
 from engram.tasks.heads import BankHead, Fitted, HeadSizes, MaskHead, NumberHead, TaskHead
 from engram.tasks.kind import IGNORED, ColumnType, Kind, Reading, Weights
 from engram.tasks.metrics import Pairs
-from engram.util.devices import to_device
+from engram.util.tensors import to_device
 
 
 class Classification(Kind):
@@ -62,7 +62,7 @@ class Classification(Kind):
         return torch.where(counts > 0, len(labels) / (counts > 0).sum() / counts, 0.0)
 
     def temperature(self, logits: Tensor, labels: Tensor) -> float:
-        return calibration.temperature(logits, labels)
+        return metrics.temperature(logits, labels)
 
     def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
         return metrics.classification_metrics(kept, unreadable)
@@ -134,7 +134,7 @@ class Multilabel(Kind):
 
     def temperature(self, logits: Tensor, labels: Tensor) -> float:
         """One for the sigmoids of all classes: a rare class has too few images for its own."""
-        return calibration.temperature(*calibration.as_pairs(logits, labels))
+        return metrics.temperature(*metrics.as_pairs(logits, labels))
 
     def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
         return metrics.multilabel_metrics(kept, fitted["thresholds"].float().cpu())
@@ -200,12 +200,10 @@ class Regression(Kind):
     columns = ("r2", "mae", "rmse", "loss")
     title = "R²"
     class_title = "R²"
+    head_class = NumberHead
     fitted = ("mean", "std")
     smooths = False
     ranked = False
-
-    def head(self, sizes: HeadSizes) -> TaskHead:
-        return NumberHead(sizes, self.fitted)
 
     def prepare(self, head: TaskHead, labels: npt.NDArray[Any]) -> None:
         labels = labels.astype(np.float64)  # a million single ones do not add up
@@ -254,13 +252,11 @@ class Segmentation(Kind):
     columns = ("miou", "pixel_accuracy", "loss")
     title = "mean IoU"
     class_title = "IoU"
+    head_class = MaskHead
     least = 2
     per_pixel = True
     mixes = False
     picture = "mask"
-
-    def head(self, sizes: HeadSizes) -> TaskHead:
-        return MaskHead(sizes)
 
     def head_macs(self, sizes: HeadSizes, patches: int) -> int:
         width = sizes.features
@@ -363,6 +359,7 @@ class Anomaly(Kind):
     )
     title = "balanced accuracy"
     class_title = "AUROC"
+    head_class = BankHead
     fitted = ("thresholds",)
     smooths = False
     ranked = False
@@ -373,9 +370,6 @@ class Anomaly(Kind):
     def score(self) -> str:
         """A number that good images alone have, too; areas under curves need both."""
         return "balanced_accuracy"
-
-    def head(self, sizes: HeadSizes) -> TaskHead:
-        return BankHead(sizes)
 
     def head_macs(self, sizes: HeadSizes, patches: int) -> int:
         return patches * super().head_macs(sizes, patches)

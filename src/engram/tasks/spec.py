@@ -160,7 +160,8 @@ class TaskSpec:
     def shapes(self, backbone: BackboneShape) -> dict[str, tuple[int, ...]]:
         """The shape of every trained tensor by name, without a backbone of the task's own."""
         with torch.device("meta"):  # no memory and no random numbers
-            head = self.kind_object.head(self.head_config(backbone))
+            kind = self.kind_object
+            head = kind.head_class(self.head_config(backbone), kind.fitted)
         shape = self.shape(backbone)
         parameters = self.method.fitted(shape).parameters(shape)
         return {

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from engram.backbones.shape import BackboneShape
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.methods import Base
 from engram.methods.method import Method, TaskInput
 from engram.methods.method_flags import CLASS_INITS
@@ -16,9 +16,7 @@ from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.feature_sums import FeatureSums
 from engram.tasks.heads import BackboneHead, Fitted, TaskHead
 from engram.tasks.kind import Kind, Reading
-from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec, check_shared_pass
-from engram.util.flag_names import flag
 from engram.util.tensors import VersionedCache
 from engram.vit import ViT
 
@@ -49,7 +47,7 @@ class Task(nn.Module):
         for name, initial in parameters.items():
             _put(self, name, nn.Parameter(initial.draw(backbone)))
         self.backbone = spec.method.own_backbone(backbone)
-        self.head = self.kind.head(spec.head_config(shape))
+        self.head = self.kind.head_class(spec.head_config(shape), self.kind.fitted)
         self.statistics: ClassStatistics | None = None  # `keep_statistics` makes room for them
         self.sums: FeatureSums | None = None  # of a task that was taught, and can learn more
         self.to(backbone.device, backbone.dtype)
@@ -61,7 +59,7 @@ class Task(nn.Module):
 
     @property
     def kind(self) -> Kind:
-        return KINDS[self.spec.kind]
+        return self.spec.kind_object
 
     def input(self) -> TaskInput:
         """The task as it joins a pass."""
@@ -161,7 +159,6 @@ class TaskRegistry(Mapping[str, Task]):
         del self._tasks[name], self._depths[name]
 
     def check_removable(self, name: str) -> None:
-        """Refuse to remove a task that others extend."""
         children = [child for child, task in self.items() if name in task.spec.extends]
         if children:
             raise EngramError(f"{name!r} is extended by {', '.join(children)}; detach those first.")

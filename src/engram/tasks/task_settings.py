@@ -25,9 +25,7 @@ class TaskSettings:
         (), "an engram that the task reads; repeatable", metavar="T=FILE"
     )
     class_init: str = setting(
-        "backbone",
-        "initial class token: a copy of the backbone's, or random",
-        choices=CLASS_INITS,
+        "backbone", "initial class token: a copy of the backbone's, or random", choices=CLASS_INITS
     )
     method_settings: Mapping[str, Any] = field(default_factory=dict)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engram.data.datasets import Dataset, Splits, check_fits, load
 from engram.data.python_data import PythonData
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.store.format import read_engram
@@ -36,7 +36,6 @@ from engram.train.solve import Solver
 from engram.train.task_trainer import TaskTrainer
 from engram.train.training import Training
 from engram.train.validation import HeldOut, with_held_out
-from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 from engram.util.text import summarise_names

@@ -27,7 +27,7 @@ import torch
 
 from engram.data.datasets import Splits, load
 from engram.data.python_data import PythonData
-from engram.errors import EngramError, Interrupted
+from engram.errors import EngramError, Interrupted, flag
 from engram.inference.evaluate import Answers
 from engram.methods import METHODS, Head, Masked, MaskedAdapter, Readout, Side, SideReadout
 from engram.methods.method_flags import DEFAULT_REGIME
@@ -53,7 +53,6 @@ from engram.train.trackers import run_callbacks, settings_of
 from engram.train.training import Training
 from engram.train.validation import best_of, ties, with_held_out
 from engram.train.variants import SweepRunner
-from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 from engram.util.text import duration

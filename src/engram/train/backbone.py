@@ -9,7 +9,7 @@ from engram.backbones.load import load_backbone
 from engram.backbones.recommended import AUTO, BackboneChoice, choose_backbone
 from engram.data.datasets import Splits
 from engram.data.overview import typical_side
-from engram.store.fitting import load_engram_backbone
+from engram.store.engram import load_engram_backbone
 from engram.store.format import read_engram
 from engram.store.remote import single_engram_path
 from engram.train.run import backbone_of_run

@@ -27,9 +27,9 @@ from engram.model.passes import head_inputs, head_inputs_from_cache
 from engram.train.caches import info
 from engram.train.feed_plan import FeedPlan
 from engram.train.feeds import BatchShard, CacheFeed
-from engram.util.devices import to_device
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, counter
+from engram.util.tensors import to_device
 from engram.util.text import counted, storage
 
 if TYPE_CHECKING:

@@ -43,9 +43,9 @@ from engram.methods.forward import BackbonePass, Cached
 from engram.methods.memory import BackboneView, KeysValues, Normed
 from engram.methods.readout import LayerStatistics, grid_count, grid_weights, statistics_per_layer
 from engram.train.caches import INDEX_LINE, default_root
-from engram.util.devices import to_device
 from engram.util.files import make_private_folder, private, write_atomically
 from engram.util.processes import ProcessGroup
+from engram.util.tensors import to_device
 from engram.vit import ViT
 from engram.vit.layers import merge_heads, split_heads
 

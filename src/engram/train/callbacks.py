@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engram.errors import EngramError, Notice
+from engram.errors import EngramError, Notice, flag
 from engram.train.result import Result
-from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 
 

@@ -11,6 +11,7 @@ from engram.backbones.shape import BackboneShape
 from engram.data.datasets import Splits
 from engram.data.folds import Integers
 from engram.data.loader import Transform, balanced, shuffled
+from engram.errors import flag
 from engram.methods.forward import reads_tokens
 from engram.methods.method import Needs
 from engram.model import MemoryViT
@@ -18,7 +19,6 @@ from engram.tasks.costs import backbone_macs
 from engram.tasks.spec import TaskSpec
 from engram.train.cache import Cache, Keeps, View, row_bytes, tokens_of
 from engram.train.recipe import Recipe
-from engram.util.flag_names import flag
 from engram.util.processes import cpu_has_bf16, dtype_for
 
 #: Multiplications of a pass that is long enough for a trial of the CPU, which takes two seconds:

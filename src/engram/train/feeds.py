@@ -17,16 +17,15 @@ from engram.data.datasets import Dataset
 from engram.data.folds import Integers
 from engram.data.loader import Loader
 from engram.data.near_duplicates import SIMILAR, dataset_groups, directions
-from engram.errors import EngramError, Notice
+from engram.errors import EngramError, Notice, flag
 from engram.images.preprocessing import normalise
 from engram.methods.forward import Cached
 from engram.train.cache import Cache, View, contents_of, prefetched
 from engram.train.caches import limit, make_room, room
 from engram.train.feed_plan import FeedPlan
-from engram.util.devices import to_device
-from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, counter, silent
+from engram.util.tensors import to_device
 from engram.util.text import storage
 
 

@@ -13,7 +13,7 @@ from engram.data.datasets import Splits, check_fits, load
 from engram.data.loader import Transform
 from engram.data.overview import find_leaks
 from engram.data.python_data import PythonData
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.inference.evaluate import Answers
 from engram.inference.evaluate import answers as answers_of
 from engram.methods.method import Needs
@@ -33,7 +33,6 @@ from engram.train.task_trainer import fold_trainers
 from engram.train.trackers import run_callbacks, settings_of
 from engram.train.training import Training
 from engram.train.validation import HeldOut, with_held_out
-from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 

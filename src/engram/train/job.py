@@ -11,7 +11,7 @@ import numpy as np
 
 from engram.data.datasets import Splits
 from engram.data.overview import warnings
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.methods import method_class
 from engram.methods.method_flags import DEFAULT_REGIME, ONE_CLASS_REGIME
 from engram.model import MemoryViT
@@ -30,7 +30,6 @@ from engram.train.run import Run, check_out
 from engram.train.sweep import SweepResult, spread, sweep
 from engram.train.teach import teach
 from engram.train.trackers import RecipeFile, trackers_named
-from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress
 from engram.util.settings import Given

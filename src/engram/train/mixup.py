@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engram.train.feeds import BatchShard
-from engram.util.devices import to_device
+from engram.util.tensors import to_device
 
 #: Labels, each with what it counts for in the loss of every image; None: all of it.
 Targets: TypeAlias = Sequence[tuple[Tensor, Tensor | None]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engram.data.datasets import Splits
+from engram.errors import flag
 from engram.model import MemoryViT
 from engram.tasks.spec import TaskSpec
 from engram.train.cache import row_bytes
@@ -12,7 +13,6 @@ from engram.train.caches import default_root
 from engram.train.feed_plan import FeedPlan
 from engram.train.recipe import Recipe
 from engram.train.validation import with_held_out
-from engram.util.flag_names import flag
 from engram.util.text import counted, storage
 
 #: Said once a machine: when the folder of the cache does not exist yet.

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engram.errors import EngramError
+from engram.errors import EngramError, naming_flags
 from engram.train.recipe import RECIPES, Recipe, read_settings
-from engram.util.flag_names import naming_flags
 from engram.util.settings import (
-    ABOUT_BACKBONE_DTYPE,
-    ABOUT_DEVICE,
-    BACKBONE_DTYPES,
+    ComputeSettings,
     Given,
     check_value,
     setting,
+    setting_of,
     settings_fields,
 )
 from engram.util.text import words
@@ -123,16 +121,14 @@ class RunOptions:
     image_size: int | None = setting(
         None, "height and width of images in pixels, if not the backbone's own", group="Task"
     )
-    backbone_dtype: str = setting(
-        "fp32", ABOUT_BACKBONE_DTYPE, choices=BACKBONE_DTYPES, group="Resources"
-    )
+    backbone_dtype: str = setting_of(ComputeSettings, "backbone_dtype", group="Resources")
     recipe: str = setting(
         "default",
         "settings to start from: default, paper, or a .toml file",
         offers=tuple(RECIPES),
         group="Training",
     )
-    device: str = setting("auto", ABOUT_DEVICE, group="Resources", metavar="NAME")
+    device: str = setting_of(ComputeSettings, "device", group="Resources", metavar="NAME")
     resume: bool = setting(False, "continue an interrupted run", group="Training")
     test: bool = setting(False, "evaluate the test split once, at the end", group="Data")
     overwrite: bool = setting(False, "replace the engram if it exists", group="Output")

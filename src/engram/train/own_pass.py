@@ -18,9 +18,10 @@ import torch
 
 from engram.data.datasets import Splits
 from engram.data.folds import NONE, Folds
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.inference.evaluate import answers
-from engram.methods import METHODS, FullAdapter, FullMemory, FullTuning
+from engram.methods import METHODS, FullAdapter, FullMemory
+from engram.methods.full_attention import FullTuning
 from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.tasks.kinds import KINDS
@@ -31,7 +32,6 @@ from engram.train.run import Run
 from engram.train.task_trainer import TaskTrainer
 from engram.train.validation import Estimator, HeldOut, best_of, ties
 from engram.train.variants import SweepRunner, Trained, Variant
-from engram.util.flag_names import flag
 from engram.util.progress import labelled
 
 #: The regimes that are tried, those with the fewest parameters first.

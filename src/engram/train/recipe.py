@@ -10,14 +10,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.tasks.task_settings import TaskSettings
 from engram.util.cpus import DECODERS, DECODERS_SHOWN
+from engram.util.documents import read_toml, to_toml
 from engram.util.files import write_atomically
-from engram.util.flag_names import flag
 from engram.util.settings import check, setting, settings_fields
 from engram.util.text import nearest, utf8
-from engram.util.toml import read_toml, to_toml
 
 if TYPE_CHECKING:
     from engram.methods.method import Method

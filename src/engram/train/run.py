@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from torch import Tensor
 
-from engram.errors import EngramError, Interrupted, Notice
+from engram.errors import EngramError, Interrupted, Notice, flag
 from engram.model import MemoryViT
 from engram.store.format import check_free, read_engram
 from engram.train.callbacks import Callbacks, RunStart
@@ -25,7 +25,6 @@ from engram.train.result import Result
 from engram.util.charts import side_by_side
 from engram.util.documents import load_json, read_header
 from engram.util.files import make_private_folder, write_atomically
-from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 from engram.util.text import utf8

@@ -17,7 +17,7 @@ from typing import Any
 
 from engram.data.datasets import Splits, load
 from engram.data.python_data import PythonData
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.methods import Masked
 from engram.methods.method_flags import DEFAULT_REGIME
 from engram.model import MemoryViT
@@ -35,7 +35,6 @@ from engram.train.run import Run
 from engram.train.trackers import csv_text, run_callbacks, settings_of
 from engram.train.validation import best_of, with_held_out
 from engram.train.variants import Measure, Setting, SweepRunner, Trained, Variant, grid_of
-from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 

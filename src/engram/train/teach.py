@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from engram.data.datasets import Splits, load
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.images.inputs import each_image, is_one_image
 from engram.inference.embed import embed_batches
 from engram.inference.engine import TorchEngine
@@ -33,7 +33,6 @@ from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
 from engram.train.result import Result
 from engram.train.validation import leave_one_out_estimate
-from engram.util.flag_names import flag
 from engram.util.progress import Progress, silent
 from engram.util.text import summarise_names
 

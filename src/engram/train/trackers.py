@@ -20,19 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from engram.data.datasets import Splits
-from engram.errors import EngramError, Interrupted, Notice
+from engram.errors import EngramError, Interrupted, Notice, flag
 from engram.model import MemoryViT
 from engram.tasks.task_settings import TaskSettings
 from engram.train.callbacks import Callback, Callbacks, RunStart
 from engram.train.recipe import Recipe
 from engram.train.result import Result
 from engram.train.run import Run
-from engram.util.documents import load_json
+from engram.util.documents import load_json, to_toml
 from engram.util.files import make_folder, private, write_atomically
-from engram.util.flag_names import flag
 from engram.util.optional import require
 from engram.util.text import first_line, utf8
-from engram.util.toml import to_toml
 
 
 def history_rows(path: Path) -> list[dict[str, str]]:

@@ -17,7 +17,7 @@ from engram.data.datasets import Splits
 from engram.data.folds import Integers, single_groups
 from engram.data.loader import Transform
 from engram.data.near_duplicates import known_notice, together_notice
-from engram.errors import EngramError, Notice
+from engram.errors import EngramError, Notice, flag
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
 from engram.train.bank import PatchFeed
@@ -30,9 +30,8 @@ from engram.train.run import Run
 from engram.train.task_trainer import TaskTrainer
 from engram.train.trainable import train_only
 from engram.train.validation import Estimator, HeldOut
-from engram.util.devices import to_device
-from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup, Stop, dtype_for, stoppable
+from engram.util.tensors import to_device
 from engram.util.text import counted
 
 _FEW_BAD = 2  # unreadable images that never stop a run

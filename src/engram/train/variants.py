@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engram.data.datasets import Splits
-from engram.errors import EngramError, Interrupted
+from engram.errors import EngramError, Interrupted, flag
 from engram.methods import Masked, method_class
 from engram.methods.method import Needs
 from engram.model import MemoryViT
@@ -32,7 +32,6 @@ from engram.train.result import Ending, Result
 from engram.train.run import Run, has_run_of_another, has_state
 from engram.train.task_trainer import TaskTrainer
 from engram.train.training import Training
-from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress
 

@@ -1,12 +1,17 @@
-"""JSON documents: values that they can hold, and those of unknown origin, parsed within limits."""
+"""JSON and TOML documents of unknown origin, parsed within limits, and what is written as such."""
 
 from __future__ import annotations
 
 import gc
 import json
 import math
+import tomllib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import IO, Any
+
+from engram.errors import EngramError
+from engram.util.schema import FreeObject
 
 
 def jsonable(value: Any, as_text: Callable[[object], str] = str) -> Any:
@@ -28,12 +33,10 @@ MAX_VALUES = 1_000_000
 MAX_TENSORS = 20_000
 
 
-_DIGITS = "a number in it has thousands of digits"
-
-
-def is_too_long(error: ValueError) -> bool:
-    """Whether Python refused to read a number with more digits than its limit, 4,300."""
-    return "int_max_str_digits" in str(error)
+def _readable(error: ValueError) -> ValueError:
+    """The error, or a shorter one: Python explains at length why it reads 4,300 digits at most."""
+    long = "int_max_str_digits" in str(error)
+    return ValueError("a number in it has thousands of digits") if long else error
 
 
 def parse_json(text: bytes) -> Any:
@@ -55,7 +58,7 @@ def load_json(text: bytes | str) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except ValueError as error:
-        raise (ValueError(_DIGITS) if is_too_long(error) else error) from None
+        raise _readable(error) from None
     finally:
         if collecting:
             gc.enable()
@@ -81,3 +84,43 @@ def read_header(file: IO[bytes]) -> dict[str, Any]:
     if len(header) > MAX_TENSORS:
         raise ValueError(f"it has more than {MAX_TENSORS:,} tensors")
     return header
+
+
+# TOML as settings need it: a flat table of texts, numbers, truth values and lists of them
+
+_MAX_TOML = 4_000_000  # bytes; a farm of ten thousand jobs has a tenth of it
+_TOML = FreeObject(most=200_000, nesting=10)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table in a file; an EngramError if there is none, or it holds no settings."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_MAX_TOML + 1)
+        if len(text) > _MAX_TOML:
+            raise ValueError(f"it is larger than {_MAX_TOML / 1e6:g} MB")
+        table = tomllib.loads(text.decode())
+        _TOML.check(table, "its table")
+    except OSError as error:
+        raise EngramError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+    except RecursionError:
+        raise EngramError(
+            f"{path} is nested too deeply; write lines such as epochs = 10."
+        ) from None
+    except ValueError as error:  # of the syntax, of bytes, or of a number
+        raise EngramError(
+            f"{path} is no TOML ({_readable(error)}); write lines such as epochs = 10."
+        ) from None
+    return table
+
+
+def to_toml(settings: Mapping[str, Any]) -> str:
+    """The settings, a line for each."""
+    return "".join(f"{name} = {_toml_value(value)}\n" for name, value in settings.items())
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    # JSON writes all of these as TOML does, but for one character that TOML does not allow.
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")

@@ -15,30 +15,21 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 from huggingface_hub import (
     CommitOperationAdd,
     CommitOperationDelete,
     HfApi,
     constants,
+    errors,
     get_token,
     snapshot_download,
     try_to_load_from_cache,
 )
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 from huggingface_hub.utils.tqdm import tqdm
 
-from engram.errors import EngramError
-from engram.util.flag_names import flag
+from engram.errors import EngramError, flag
 from engram.util.progress import Progress
 from engram.util.text import explained, first_line
 
@@ -209,23 +200,23 @@ def _fetch_problem(repo: str, revision: str | None, may_be_path: bool, error: Ex
     """A sentence about a download that failed."""
     at = f"{repo} at {revision}" if revision else repo
     by_hand = "download it elsewhere and give the path of its folder"
-    if isinstance(error, HFValidationError):
+    if isinstance(error, errors.HFValidationError):
         return f"{repo!r} is neither a path nor a Hub id (owner/name)."
-    if isinstance(error, GatedRepoError):
+    if isinstance(error, errors.GatedRepoError):
         return (
             f"The Hub repository {at} is gated: accept its terms on its page and log in with "
             f"`hf auth login`, or {by_hand}."
         )
-    if isinstance(error, RepositoryNotFoundError):
+    if isinstance(error, errors.RepositoryNotFoundError):
         no = f"There is no file or folder {repo!r}, and no Hub repository of that name"
         no = no if may_be_path else f"There is no Hub repository {repo}"
         return (
             f"{no} that you may read; check the spelling, or log in with `hf auth login` if it is "
             "private."
         )
-    if isinstance(error, RevisionNotFoundError):
+    if isinstance(error, errors.RevisionNotFoundError):
         return f"The Hub repository {repo} has no revision {revision!r}."
-    if isinstance(error, LocalEntryNotFoundError):
+    if isinstance(error, errors.LocalEntryNotFoundError):
         how = _ACCESS.get()
         why = "offline mode is on (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "no network"
         why = flag("local_files_only", True) if how.local_files_only else why
@@ -243,13 +234,6 @@ def _fetch_problem(repo: str, revision: str | None, may_be_path: bool, error: Ex
 # Upload
 
 
-class Uploaded(NamedTuple):
-    """The address and the commit of uploaded files."""
-
-    url: str
-    commit: str
-
-
 def upload(
     repo: str,
     files: Mapping[str, bytes],
@@ -258,8 +242,10 @@ def upload(
     revision: str | None = None,
     private: bool | None = None,
     replace: bool = False,
-) -> Uploaded:
-    """Put files into a repository in one commit. The repository is created if needed.
+) -> tuple[str, str]:
+    """Put files into a repository in one commit; returns its address, and the commit.
+
+    The repository is created if needed.
 
     Other engrams in the repository are an error, because the new card would not describe them.
     With `replace` they are deleted in the same commit.
@@ -287,22 +273,22 @@ def upload(
             commit_message=message,
             revision=revision,
         )
-    return Uploaded(f"{constants.ENDPOINT}/{repo}", commit.oid)
+    return f"{constants.ENDPOINT}/{repo}", commit.oid
 
 
 def _upload_problem(repo: str, revision: str | None, error: Exception) -> str:
     """A sentence about an upload that failed."""
     endpoint = constants.ENDPOINT
-    if isinstance(error, HFValidationError):
+    if isinstance(error, errors.HFValidationError):
         return f"{repo!r} is not a Hub id; write owner/name. {first_line(error)}."
-    if isinstance(error, OfflineModeIsEnabled):
+    if isinstance(error, errors.OfflineModeIsEnabled):
         return (
             f"Nothing was sent to {repo}: offline mode is on (HF_HUB_OFFLINE). Unset it, or see "
             "what would be sent with `engram push --dry-run`."
         )
-    if isinstance(error, RevisionNotFoundError):
+    if isinstance(error, errors.RevisionNotFoundError):
         return f"The Hub repository {repo} has no revision {revision!r}."
-    if not isinstance(error, HfHubHTTPError):  # no network, a proxy, a card that the Hub rejects
+    if not isinstance(error, errors.HfHubHTTPError):  # no network, a proxy, a card it rejects
         return (
             f"Nothing was sent to {repo}: {endpoint} could not be reached, or did not answer like "
             f"the Hub ({first_line(error)}). Try again when it can be reached."

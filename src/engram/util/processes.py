@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from engram.errors import EngramError, is_lost_worker
-from engram.util.devices import device_for
-from engram.util.flag_names import flag
+from engram.errors import EngramError, flag, is_lost_worker
+from engram.util.tensors import device_for
 
 
 class ProcessGroup:

@@ -22,7 +22,6 @@ class Invalid(ValueError):
 class Rule(Protocol):
     def check(self, value: Any, name: str) -> None:
         """Raise `Invalid` unless the value keeps the rule; `name` is where it was found."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import Field, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from engram.errors import EngramError
-from engram.util.flag_names import flag
+from engram.errors import EngramError, flag
 from engram.util.schema import Array, Boolean, Integer, Invalid, Nullable, Real, Rule, String
 
 if TYPE_CHECKING:
@@ -21,19 +20,6 @@ if TYPE_CHECKING:
 
 #: The values that were given for a run, by settings class; no defaults.
 Given = Mapping[type, dict[str, Any]]
-
-#: Settings that several commands have: where to compute, and in which precision to answer.
-ABOUT_DEVICE = (
-    "where to compute: auto (an accelerator if there is one), cpu, cuda, cuda:1, mps, xpu"
-)
-ABOUT_PRECISION = "numeric precision of forward passes; bf16 and fp16 change answers slightly"
-PRECISIONS = ("fp32", "bf16", "fp16")
-ABOUT_BACKBONE_DTYPE = (
-    "type of the backbone's weights; bf16 takes half the memory and computes in bf16"
-)
-BACKBONE_DTYPES = ("fp32", "bf16")
-ABOUT_ENGINE = "what runs the model: PyTorch, or onnxruntime or OpenVINO on the CPU"
-ENGINES = ("torch", "onnx", "onnx-int8", "openvino", "openvino-fp32", "openvino-int8")
 
 
 def setting(
@@ -52,22 +38,13 @@ def setting(
     kind: type = int,
     flag: bool = True,
 ) -> Any:
-    """A field of a settings dataclass.
+    """A field of a settings dataclass, with a line of help and the values that it allows.
 
-    Args:
-        default: The value when none is given.
-        about: One line of help.
-        least: The smallest number allowed.
-        most: The largest number allowed.
-        below: Numbers must be less than this.
-        choices: The only texts allowed.
-        offers: Texts that a shell completes where others are allowed too.
-        group: The panel of `--help` that lists the flag.
-        metavar: What `--help` shows in place of the value.
-        label: What descriptions of a task call it, if they always show it.
-        shown: What help and documentation say in place of a default that depends on the machine.
-        kind: The type of values where the default is None.
-        flag: Whether the command line has a flag for it.
+    `least`, `most` and `below` are about numbers, `choices` are the only texts, and `offers` those
+    that a shell completes where others are allowed too. `kind` is the type where the default is
+    None. `--help` lists the flag in the panel `group`, with `metavar` in place of the value, and
+    `shown` in place of a default that depends on the machine. Descriptions of a task always show a
+    setting with a `label`, by that name. Without `flag`, the command line has none.
     """
     kind = kind if default is None else type(default)
     rules: dict[type, Rule] = {
@@ -90,6 +67,37 @@ def setting(
         "flag": flag,
     }
     return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class ComputeSettings:
+    """Settings that several commands have: where to compute, and how exactly."""
+
+    device: str = setting(
+        "auto",
+        "where to compute: auto (an accelerator if there is one), cpu, cuda, cuda:1, mps, xpu",
+    )
+    precision: str = setting(
+        "fp32",
+        "numeric precision of forward passes; bf16 and fp16 change answers slightly",
+        choices=("fp32", "bf16", "fp16"),
+    )
+    backbone_dtype: str = setting(
+        "fp32",
+        "type of the backbone's weights; bf16 takes half the memory and computes in bf16",
+        choices=("fp32", "bf16"),
+    )
+    engine: str = setting(
+        "torch",
+        "what runs the model: PyTorch, or onnxruntime or OpenVINO on the CPU",
+        choices=("torch", "onnx", "onnx-int8", "openvino", "openvino-fp32", "openvino-int8"),
+    )
+
+
+def setting_of(settings_class: type, name: str, **changes: Any) -> Any:
+    """A field with the same setting as in another class, but for `group` or `metavar`."""
+    found = next(item for item in fields(settings_class) if item.name == name)
+    return field(default=found.default, metadata={**found.metadata, **changes})
 
 
 def settings_fields(settings_class: type) -> list[Field[Any]]:

@@ -1,4 +1,4 @@
-"""Text for people: short lists of names, strings that are safe to print, any text as UTF-8."""
+"""Text for people: results, short lists of names, strings that are safe to print, UTF-8."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import PureWindowsPath
+from typing import Any
 
 from engram.errors import EngramError
+
+
+@dataclass(frozen=True)
+class Description:
+    """The result of a command: a document for machines, rows and a table for people."""
+
+    document: Any  # as JSON has it
+    rows: list[tuple[str, str]]  # a label and what it says
+    columns: tuple[str, ...] = ()  # of a table below, if there is one
+    table: tuple[tuple[str, ...], ...] = ()
+    legend: tuple[str, ...] = ()  # lines below the table
 
 
 def summarise_names(

@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.errors import EngramError
-from engram.util.devices import autocast_dtype
-from engram.util.tensors import VersionedCache, tensors_hash, version
+from engram.util.tensors import VersionedCache, autocast_dtype, tensors_hash, version
 from engram.vit.layers import (
     Block,
     ClassifierHead,

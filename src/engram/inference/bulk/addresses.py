@@ -20,10 +20,9 @@ from dataclasses import dataclass, replace
 from typing import IO, Any
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
-from engram.errors import EngramError
+from engram.errors import EngramError, flag
 from engram.images.decode import BadImage, check_bytes, read_encoded
 from engram.util.files import open_regular
-from engram.util.flag_names import flag
 from engram.util.optional import require
 from engram.util.text import words
 

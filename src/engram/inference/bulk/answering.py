@@ -27,8 +27,8 @@ from engram.inference.engine import (
 from engram.inference.predict import answers_about, shown_familiarity
 from engram.model import MemoryViT
 from engram.tasks.kind import ColumnType
-from engram.util.devices import to_device
 from engram.util.files import write_atomically
+from engram.util.tensors import to_device
 
 Row: TypeAlias = dict[str, Any]
 _STEM = 128  # bytes of an image's name in that of its mask: file systems have room for 255

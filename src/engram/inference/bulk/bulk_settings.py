@@ -6,15 +6,7 @@ from dataclasses import Field, dataclass, fields
 from typing import Any
 
 from engram.util.cpus import DECODERS
-from engram.util.settings import (
-    ABOUT_DEVICE,
-    ABOUT_ENGINE,
-    ABOUT_PRECISION,
-    ENGINES,
-    PRECISIONS,
-    check,
-    setting,
-)
+from engram.util.settings import ComputeSettings, check, setting, setting_of
 
 
 @dataclass(frozen=True)
@@ -37,9 +29,9 @@ class BulkSettings:
         "processes that decode images; 0: decode in this process",
         shown="one per two CPUs, at most 4",
     )
-    device: str = setting("auto", ABOUT_DEVICE)
-    precision: str = setting("fp32", ABOUT_PRECISION, choices=PRECISIONS)
-    engine: str = setting("torch", ABOUT_ENGINE, choices=ENGINES)
+    device: str = setting_of(ComputeSettings, "device")
+    precision: str = setting_of(ComputeSettings, "precision")
+    engine: str = setting_of(ComputeSettings, "engine")
     rows: int = setting(1024, "images per part; a part is written all at once", least=1)
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ from engram.serve.routes.schemas import (
 )
 from engram.serve.routes.writing import json_parts, numbers
 from engram.serve.tokens import Tokens
-from engram.util.devices import to_device
+from engram.util.tensors import to_device
 
 
 def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Tokens) -> APIRouter:
