@@ -93,7 +93,7 @@ class Bench:
         os.environ["ENGRAM_CACHE"] = str(work / "cache")
         self.backbone, self.name = engram.load_backbone(backbone), Path(backbone).name
         self.splits = {name: load(name) for name in SETS}
-        self.team = ProcessGroup("cpu")
+        self.processes = ProcessGroup("cpu")
 
     def run(self, name: str, each: int, draw: int) -> dict[str, Any] | None:
         """One run of `auto`, and how good all that it tried is on the test images."""
@@ -104,10 +104,10 @@ class Bench:
         model = engram.MemoryViT(self.backbone)
         recipe = shorter_recipe(replace(RECIPE, seed=0 if each else draw), len(train))
         splits = with_held_out(replace(whole, train=train), recipe)
-        runner = SweepRunner(model, name, splits, recipe, TaskSettings(), self.team)
+        runner = SweepRunner(model, name, splits, recipe, TaskSettings(), self.processes)
         began = time.process_time()
         portfolio = Portfolio(runner)
-        _, chosen, tried, training = portfolio.best(Run(None, self.team))
+        _, chosen, tried, training = portfolio.best(Run(None, self.processes))
         seconds = time.process_time() - began
         finished = [(one.final.task.spec.regime, one.final.name) for one in portfolio.finished]
         names = [called for _, called in finished] + [chosen.trainers[0].name]
@@ -145,7 +145,7 @@ class Bench:
     def _feed(self, model: engram.MemoryViT, names: Sequence[str], images: Dataset) -> Feed:
         both = Splits(images.name, images.classes, train=images, val=images)
         specs = [model.task(name).spec for name in names]
-        return open_feed(FeedPlan(model, specs, both, RECIPE.but(precision="fp32")), self.team)
+        return open_feed(FeedPlan(model, specs, both, RECIPE.but(precision="fp32")), self.processes)
 
     def _answers(self, feed: Feed, names: Sequence[str]) -> tuple[dict[str, Tensor], Tensor]:
         found: dict[str, list[Tensor]] = {name: [] for name in names}

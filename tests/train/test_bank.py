@@ -210,7 +210,7 @@ def test_a_sweep_of_a_bank_is_refused(data: Path) -> None:
     with pytest.raises(EngramError, match="memory bank"):
         engram.sweep(
             model, "t", load(data, kind="anomaly"), Recipe(workers=0, steps=2),
-            lrs=[0.1], regime="patchcore", team=ProcessGroup("cpu"),
+            lrs=[0.1], regime="patchcore", processes=ProcessGroup("cpu"),
         )  # fmt: skip
 
 

@@ -158,9 +158,9 @@ def test_only_instances_are_callbacks(small_backbone: Path, splits: Splits) -> N
 
 def test_only_the_main_process_calls_them() -> None:
     for rank, events in ((1, []), (0, [("started", 0)])):
-        heard, team = Heard(), ProcessGroup()
-        team.rank = rank
-        Callbacks([heard], team, RunStart(task="t", data="d", settings={})).started(0, 4)
+        heard, processes = Heard(), ProcessGroup()
+        processes.rank = rank
+        Callbacks([heard], processes, RunStart(task="t", data="d", settings={})).started(0, 4)
         assert heard.events == events
 
 

@@ -19,10 +19,10 @@ CPU = torch.device("cpu")
 
 def test_a_process_alone_is_the_whole_team(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    team = ProcessGroup()
-    assert (team.world, team.rank, team.main) == (1, 0, True)
-    assert team.gather([1, "two"]) == [1, "two"]
-    assert team.sum(torch.tensor([1.5])).tolist() == [1.5]
+    processes = ProcessGroup()
+    assert (processes.world, processes.rank, processes.main) == (1, 0, True)
+    assert processes.gather([1, "two"]) == [1, "two"]
+    assert processes.sum(torch.tensor([1.5])).tolist() == [1.5]
 
 
 # Precision

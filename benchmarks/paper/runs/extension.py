@@ -85,7 +85,7 @@ class Extension:
         return True
 
     def work(self, say: Callable[[str], object]) -> None:
-        began, team = time.perf_counter(), ProcessGroup()
+        began, processes = time.perf_counter(), ProcessGroup()
         splits = datasets.splits(self.data, PIXELS, IMAGES)
         recipe = Recipe(
             epochs=EPOCHS, batch=BATCH, data_seed=self.seed, evaluations=1, workers=0,
@@ -93,13 +93,13 @@ class Extension:
         )  # fmt: skip
         model = MemoryViT(datasets.backbone(PIXELS))
         groups = grouped(self.data, splits)
-        first = self._train_first(model, groups, recipe, team)
+        first = self._train_first(model, groups, recipe, processes)
         steps = EPOCHS * -(-len(splits["train"]) // BATCH)
         recipe = recipe.but(steps=max(60, round(self.share * steps)))
         train_images = splits["train"]
         train_images = train_images.subset(np.arange(round(self.share * len(train_images))))
         splits = replace(splits, train=train_images)
-        trainers = self._train_second(model, splits, recipe, team)
+        trainers = self._train_second(model, splits, recipe, processes)
         record: Record = {
             "set": self.data,
             "share": self.share,
@@ -109,7 +109,7 @@ class Extension:
         }
         for way in WAYS:
             best = max((trainers[way, lr] for lr in MASKED_RATES), key=_score)
-            tested = score_test_images(model, [best.name], splits, recipe, team)[best.name]
+            tested = score_test_images(model, [best.name], splits, recipe, processes)[best.name]
             record[way] = {
                 "lr": best.lr,
                 "val": best.metrics["accuracy"],
@@ -120,15 +120,15 @@ class Extension:
         EXTENSION.append(self.record_name, record)
 
     def _train_first(
-        self, model: MemoryViT, groups: Splits, recipe: Recipe, team: ProcessGroup
+        self, model: MemoryViT, groups: Splits, recipe: Recipe, processes: ProcessGroup
     ) -> TaskTrainer:
         model.add_task("first", groups.classes, 5, seed=self.seed)
         trainer = TaskTrainer(model, "first", recipe)
-        Training(model, [trainer], groups, recipe, Run(None, team)).whole()
+        Training(model, [trainer], groups, recipe, Run(None, processes)).whole()
         return trainer
 
     def _train_second(
-        self, model: MemoryViT, splits: Splits, recipe: Recipe, team: ProcessGroup
+        self, model: MemoryViT, splits: Splits, recipe: Recipe, processes: ProcessGroup
     ) -> dict[tuple[str, float], TaskTrainer]:
         """The second task both ways at every learning rate, in one pass."""
         trainers = {}
@@ -138,7 +138,7 @@ class Extension:
                 extends = ["first"] if way == "extended" else []
                 model.add_task(name, splits.classes, 5, extends=extends, seed=self.seed)
                 trainers[way, lr] = TaskTrainer(model, name, recipe.but(lr=lr))
-        Training(model, list(trainers.values()), splits, recipe, Run(None, team)).whole()
+        Training(model, list(trainers.values()), splits, recipe, Run(None, processes)).whole()
         return trainers
 
 

@@ -109,7 +109,7 @@ class TrainedVariants:
         self.splits = datasets.splits(first.set, first.pixels, first.images, raw)
         self.model = MemoryViT(first.load_backbone(raw))
         self.recipe = first.recipe(first_rate, seed)
-        self.seed, self.team = seed, ProcessGroup()
+        self.seed, self.processes = seed, ProcessGroup()
         self.names = {variant: f"v{i}" for i, variant in enumerate(variants)}
         self.parameters: dict[Variant, int] = {}
         self.val: dict[Variant, Mapping[str, Any]] = {}
@@ -123,7 +123,7 @@ class TrainedVariants:
         for masked in (False, True):  # heads read so little of the cache that they go separately
             group = [one for v, one in trainers.items() if METHODS[v[0].regime].streams == masked]
             if group:
-                run = Run(None, self.team)
+                run = Run(None, self.processes)
                 Training(self.model, group, self.splits, self.recipe, run).whole()
         self.val = {variant: trainer.metrics for variant, trainer in trainers.items()}
 
@@ -163,17 +163,17 @@ class TrainedVariants:
         """Metrics on the test images, for the variants that validation chose."""
         names = [self.names[variant] for variant in variants]
         recipe = self.recipe.but(views=0, augment="none")
-        found = score_test_images(self.model, names, self.splits, recipe, self.team)
+        found = score_test_images(self.model, names, self.splits, recipe, self.processes)
         return {variant: found[self.names[variant]] for variant in variants}
 
 
 def score_test_images(
-    model: MemoryViT, names: Sequence[str], splits: Splits, recipe: Recipe, team: ProcessGroup
+    model: MemoryViT, names: Sequence[str], splits: Splits, recipe: Recipe, processes: ProcessGroup
 ) -> dict[str, Mapping[str, Any]]:
     """Metrics of tasks on the test images, read through the cache."""
     shown = replace(splits, train=splits["test"], val=splits["test"])
     specs = [model.task(name).spec for name in names]
-    feed = open_feed(FeedPlan(model.eval(), specs, shown, recipe), team)
+    feed = open_feed(FeedPlan(model.eval(), specs, shown, recipe), processes)
     answers: dict[str, list[torch.Tensor]] = {name: [] for name in names}
     labels = []
     with torch.no_grad():

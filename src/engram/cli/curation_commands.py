@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from engram.cli import shared
+from engram.cli.arguments import model_of
 from engram.cli.flags import DATA, MODEL, OUTPUT, argument, flags_from, option, out_option, switch
-from engram.cli.inputs import model_of
 from engram.cli.terminal import announce, bars, show
 from engram.errors import EngramError
 from engram.inference.bulk.bulk_settings import PoolSettings

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engram.cli import shared
+from engram.cli.arguments import labelled_task
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, argument, flags_from, option, out_option
-from engram.cli.inputs import labelled_task
 from engram.cli.terminal import bars, show
 from engram.errors import EngramError
 from engram.train.options import ColumnOptions

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engram.cli import shared
+from engram.cli.arguments import LabelledTask, labelled_task, model_of
 from engram.cli.flags import DATA, OUTPUT, argument, flags_from, option, out_option, switch
-from engram.cli.inputs import LabelledTask, labelled_task, model_of
 from engram.cli.terminal import announce, bars, show
-from engram.cli.words import embed_texts
+from engram.cli.words_option import embed_texts
 from engram.errors import EngramError
 from engram.train.options import ColumnOptions, DataOptions
 from engram.util.settings import Given
@@ -66,7 +66,7 @@ def eval_command(
     if report is not None:
         check_page_path(report)  # before an hour of work, not after it
     with bars(as_json, "loading the tasks") as progress:
-        team = ProcessGroup(device)
+        processes = ProcessGroup(device)
         model = load_model(sources, backbone, backbone_dtype=backbone_dtype)
         columns, given = ColumnOptions(**flags[ColumnOptions]), dict[str, LabelledTask]()
         for text in data:
@@ -80,7 +80,7 @@ def eval_command(
 
         def measured(model: MemoryViT, name: str, when: str = "") -> Answers:
             return given[name].answers(
-                model, batch=batch, workers=workers, precision=precision, team=team,
+                model, batch=batch, workers=workers, precision=precision, processes=processes,
                 progress=partial(progress, f"{name}{when}"),
             )  # fmt: skip
 
@@ -92,7 +92,7 @@ def eval_command(
                 old = measured(older, new.task, " before")
                 comparisons[new.task] = _describe_comparison(old, new, skip_bad)
         rows = []
-        if report is not None and team.main:
+        if report is not None and processes.main:
             progress("writing the report", 0, 0)
             rows = _write_report(report, model, found)
     metrics = {

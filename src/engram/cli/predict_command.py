@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from engram.cli import shared
+from engram.cli.arguments import model_of
 from engram.cli.flags import OUTPUT, RESOURCES, argument, flags_from, option, out_option
-from engram.cli.inputs import model_of
 from engram.cli.terminal import bars, show
 from engram.cluster.connect import ClusterSettings
 from engram.errors import EngramError

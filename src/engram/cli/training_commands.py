@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from engram.cli import shared
 from engram.cli.flags import DATA, TASK, TRAINING, among, flags_from, numbers, option, switch
 from engram.cli.terminal import Watch, announce, bars, show
-from engram.cli.words import fit_with_images, fit_without_images, refuse_beside
+from engram.cli.words_option import fit_with_images, fit_without_images, refuse_beside
 from engram.errors import EngramError, Interrupted
 from engram.methods.method_flags import REGIMES, MethodFlags
 from engram.tasks.task_settings import TaskSettings
@@ -184,7 +184,7 @@ def _add_classes(
     progress.say(opening(job.model, [spec], whole, job.recipe))
     result = add_classes(
         job.model, engram, job.splits, job.recipe,
-        task=task, out=out, overwrite=options.overwrite, test=options.test, team=job.team,
+        task=task, out=out, overwrite=options.overwrite, test=options.test, processes=job.processes,
         progress=progress,
     )  # fmt: skip
     return replace(job, splits=whole), result
@@ -329,7 +329,7 @@ def _reported(
 
     progress("writing the report", 0, 0)
     report, model = "", job.model
-    if job.team.main:
+    if job.processes.main:
         report = write_run_report(model, result, job.splits, job.recipe, refit)
     document = {**result.to_dict(), "backbone": model.backbone.source, "report": report}
     return document, [*result_rows(result, model), ("report", report)]

@@ -192,7 +192,7 @@ class Reproduction:
         `out` holds an engram for each row, `results.json` and `results.md`, which are rewritten
         after every row.
         """
-        team, vit = ProcessGroup(), load_backbone(backbone, image_size=image_size)
+        processes, vit = ProcessGroup(), load_backbone(backbone, image_size=image_size)
         paths = {row: out / f"{row.name}.safetensors" for row in TABLES[self.table]}
         existing = {row: self._read(path, row, splits, vit) for row, path in paths.items()}
         done: dict[str, Engram] = {}
@@ -203,10 +203,11 @@ class Reproduction:
                 sweep(
                     MemoryViT(vit), "task", splits, self.recipe,
                     lrs=self._rates(row), cells=[row.cells], seeds=self.seeds, out=paths[row],
-                    resume=resume, test=test, team=team, progress=labelled(progress, row.name),
+                    resume=resume, test=test, processes=processes,
+                    progress=labelled(progress, row.name),
                     regime=row.method.name, **row.settings,
                 )  # fmt: skip
-                team.wait()
+                processes.wait()
                 engram = read_engram(paths[row])
             done[row.name] = engram
             if self.table == "rates":
@@ -216,9 +217,9 @@ class Reproduction:
                 ]
             more += self._beside(row, engram, splits, vit)
             result = self._describe(vit, done, more)
-            if team.main:
+            if processes.main:
                 _write_results(out, result)
-        if self.table == "rates" and team.main:
+        if self.table == "rates" and processes.main:
             write_atomically(out / "rates.svg", _figure(paths).encode())
         return result
 

@@ -37,7 +37,7 @@ def evaluate(
     skip_bad: bool = False,
     device: str = "auto",
     precision: str = "fp32",
-    team: ProcessGroup | None = None,
+    processes: ProcessGroup | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Measure one task on a split of labelled data.
@@ -56,7 +56,7 @@ def evaluate(
             in classification; other kinds of task always leave them out.
         device: Where to compute: `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu`.
         precision: `fp32`, or `bf16` or `fp16`, whose answers differ a little.
-        team: The processes that share the work, and their device. By default those of torchrun.
+        processes: Those that share the work, and their device. By default those of torchrun.
         progress: Called with the number of batches done and of all.
 
     Returns:
@@ -76,7 +76,7 @@ def evaluate(
     answered = answers(
         model, data, task,
         split=split, batch=batch, workers=workers, transform=transform,
-        precision=precision, team=team or ProcessGroup(device), progress=progress,
+        precision=precision, processes=processes or ProcessGroup(device), progress=progress,
     )  # fmt: skip
     return answered.metrics(skip_bad)
 
@@ -133,10 +133,10 @@ def answers(
     workers: int = DECODERS,
     transform: Transform | None = None,
     precision: str = "fp32",
-    team: ProcessGroup | None = None,
+    processes: ProcessGroup | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Answers:
-    """The answers of a task for every image of a split; without a team, in this process alone.
+    """The answers of a task for every image of a split; without `processes`, in this one alone.
 
     `engine` computes the outputs in the model's place: an exported file, for example.
     """
@@ -145,10 +145,10 @@ def answers(
         data = load(data, split=split, like=spec)
     dataset = data if isinstance(data, Dataset) else data[split]
     check_fits(spec, dataset)
-    device = model.backbone.device if team is None else team.device
+    device = model.backbone.device if processes is None else processes.device
     engine = engine or TorchEngine(model, device=device, precision=precision)
     preprocessing = model.preprocessing
-    rank, world = (team.rank, team.world) if team else (0, 1)
+    rank, world = (processes.rank, processes.world) if processes else (0, 1)
     loader = Loader(
         dataset, preprocessing, batch,
         transform=transform, workers=workers, rank=rank, world=world,
@@ -164,8 +164,8 @@ def answers(
         failed += [dataset.sample_name(i) for i in part.failed.tolist()]
         done += (len(part.indices) + len(part.failed)) * world
         progress(min(done, len(dataset)), len(dataset))
-    if team is not None:
-        found, failed = team.gather(found), team.gather(failed)
+    if processes is not None:
+        found, failed = processes.gather(found), processes.gather(failed)
     if not found:
         nothing = torch.zeros(0, dtype=torch.long)
         found.append((torch.zeros(0, len(dataset.classes)), nothing, nothing))

@@ -29,7 +29,7 @@ def predict(
     device: str = "auto",
     precision: str = "fp32",
     engine: Engine | None = None,
-    team: ProcessGroup | None = None,
+    processes: ProcessGroup | None = None,
     progress: Progress = silent,
 ) -> Any:
     """Answer every task for an image, or for a list of images.
@@ -50,7 +50,7 @@ def predict(
         device: Where to compute: `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu`.
         precision: `fp32`, or `bf16` or `fp16`, whose answers differ a little.
         engine: What computes the outputs in the model's place: a graph of it, for example.
-        team: The processes that share the work, and their device. By default those of torchrun.
+        processes: Those that share the work, and their device. By default those of torchrun.
         progress: Called as progress(what, done, total, note) while work goes on.
 
     Returns:
@@ -81,11 +81,11 @@ def predict(
     else:
         listed = enumerate(each_image(images))
         named = [(image_name(image, f"images[{i}]"), image) for i, image in listed]
-    team = team or ProcessGroup(device)
-    engine = engine or TorchEngine(model, exact, team.device, precision)
+    processes = processes or ProcessGroup(device)
+    engine = engine or TorchEngine(model, exact, processes.device, precision)
     names = answered_names(model, tasks)
     results: list[dict[str, Any]] = []
-    shard = named[team.rank :: team.world]
+    shard = named[processes.rank :: processes.world]
     count = counter(progress, "predicting", len(shard))
     for start in range(0, len(shard), batch):
         views, good = [], []
@@ -98,7 +98,7 @@ def predict(
             except BadImage as error:
                 results[-1]["error"] = str(error)
         if views:
-            pixels = stack_views(views, model.preprocessing, team.device)
+            pixels = stack_views(views, model.preprocessing, processes.device)
             outputs, familiarity = map(on_cpu, engine.with_familiarity(pixels, names))
             for i, result in enumerate(good):
                 own = {name: output[i] for name, output in outputs.items()}
@@ -110,8 +110,8 @@ def predict(
                 if problem:
                     result["error"] = f"{result['image']}: {problem}"
         count(batch)
-    shards = team.gather([results])
-    answers = [shards[i % team.world][i // team.world] for i in range(len(named))]
+    shards = processes.gather([results])
+    answers = [shards[i % processes.world][i // processes.world] for i in range(len(named))]
     return answers[0] if is_one_image(images) else answers
 
 

@@ -55,7 +55,7 @@ def add_classes(
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     test: bool = False,
-    team: ProcessGroup | None = None,
+    processes: ProcessGroup | None = None,
     progress: Progress = silent,
 ) -> Result:
     """Teach a task more classes from images of these alone, and attach it to the model.
@@ -73,7 +73,7 @@ def add_classes(
         out: The engram to write.
         overwrite: Replace an existing engram.
         test: Evaluate the test split, which has new classes only, at the end.
-        team: The processes that share the work. By default those of torchrun.
+        processes: Those that share the work. By default those of torchrun.
         progress: Called as progress(what, done, total, note) while work goes on.
 
     Returns:
@@ -93,7 +93,7 @@ def add_classes(
         ('rose', 'tulip', 'daisy')
     """
     began = time.perf_counter()
-    recipe, team = recipe or Recipe(), team or ProcessGroup()
+    recipe, processes = recipe or Recipe(), processes or ProcessGroup()
     engram = old if isinstance(old, Engram) else read_engram(single_engram_path(old))
     name, known = task or engram.spec.name, len(engram.spec.classes)
     splits = data if isinstance(data, Splits) else load(data, one_class=True)
@@ -103,7 +103,7 @@ def add_classes(
         model.registry.check_removable(name)
     else:
         model.check(replace(engram.spec, name=name))
-    run = Run(out, team, overwrite, backbone=model.backbone.source, progress=progress)
+    run = Run(out, processes, overwrite, backbone=model.backbone.source, progress=progress)
     scratch = MemoryViT(model.backbone)
     for parent in model.registry.closure(engram.spec.extends):
         scratch.attach(model.engram(parent))
@@ -112,7 +112,9 @@ def add_classes(
     with run:
         run.clear()
         trainer = TaskTrainer(scratch, name, recipe)
-        training = Training(scratch, [trainer], splits, recipe, Run(None, team, progress=progress))
+        training = Training(
+            scratch, [trainer], splits, recipe, Run(None, processes, progress=progress)
+        )
         training.prepare()
         training.begin("")
         answers = _solve(training, trainer, statistics)
@@ -196,7 +198,7 @@ def _grown(
 def _solve(training: Training, trainer: TaskTrainer, old: ClassStatistics) -> HeldOut:
     """Solve the head; returns its answers for the validation images, and for drawn old ones."""
     training.progress("reading features", 0, 0)
-    recipe, team, feed, task = training.recipe, training.team, training.feed, trainer.task
+    recipe, processes, feed, task = training.recipe, training.processes, training.feed, trainer.task
     views = max(1, recipe.views)
     shares = (share for i in range(views) for share in feed.epoch(i, 0, balanced=False))
     new = _gathered(training, shares, trainer.name)
@@ -205,19 +207,19 @@ def _solve(training: Training, trainer: TaskTrainer, old: ClassStatistics) -> He
     train = _with_drawn(new, old, _TRAIN, min(_EACH, max(20, _ALL // max(1, known))))
     each = max(1, round(len(val[1]) / len(set(val[1].tolist()))))
     known_features = KnownFeatures(
-        _share(task, train, team), _share(task, _with_drawn(val, old, _VAL, each), team)
+        _share(task, train, processes), _share(task, _with_drawn(val, old, _VAL, each), processes)
     )
     training.progress("solving", 0, 0)
     columns = Columns(task.head.in_features)
     solver = Solver(
-        training.model, trainer.name, known_features, training.splits, recipe, team, columns
+        training.model, trainer.name, known_features, training.splits, recipe, processes, columns
     )
     rows = torch.bincount(train[1], minlength=len(task.spec.classes)).float()
     images = rows / views  # that a class counts for: drawn ones, as many as the class had
     images[: len(old.counts)] = old.counts.cpu()
     if recipe.balance != "none":
         images = torch.ones_like(rows)
-    solver.weights = (images / rows.clamp(min=1)).to(team.device)
+    solver.weights = (images / rows.clamp(min=1)).to(processes.device)
     solution = solver.best((PLAIN,))
     solution.put_into(task)
     return solution.answers
@@ -227,7 +229,7 @@ def _gathered(training: Training, shares: Iterable[BatchShard], name: str) -> tu
     """Head inputs for the images of all processes, in half precision, and their labels."""
     seen = features_of(training, shares, [name])
     found = [(features[name].half().cpu(), part.labels) for part, features in seen]
-    features, labels = (torch.cat(x) for x in zip(*training.team.gather(found), strict=True))
+    features, labels = (torch.cat(x) for x in zip(*training.processes.gather(found), strict=True))
     return features, labels
 
 
@@ -240,9 +242,9 @@ def _with_drawn(
     return torch.cat([new[0], drawn]), torch.cat([new[1], labels])
 
 
-def _share(task: Task, images: tuple[Tensor, Tensor], team: ProcessGroup) -> BatchShard:
+def _share(task: Task, images: tuple[Tensor, Tensor], processes: ProcessGroup) -> BatchShard:
     """This process's share of images: what the last layer of the head is given."""
-    own = slice(team.rank, None, team.world)
+    own = slice(processes.rank, None, processes.world)
     features, labels, samples = (x[own] for x in (*images, torch.arange(len(images[1]))))
     with torch.no_grad():
         parts = (part.to(task.head.weight) for part in torch.split(features, _ROWS))

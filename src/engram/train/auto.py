@@ -135,7 +135,7 @@ def auto(
     resume: bool = False,
     overwrite: bool = False,
     test: bool = False,
-    team: ProcessGroup | None = None,
+    processes: ProcessGroup | None = None,
     progress: Progress = silent,
     callbacks: Sequence[Callback] = (),
     own_pass: bool = False,
@@ -156,7 +156,7 @@ def auto(
         resume: Continue an interrupted run.
         overwrite: Replace an existing engram, or give up an interrupted run.
         test: Evaluate the test split once, with the best.
-        team: The processes that share the work. By default those of torchrun.
+        processes: Those that share the work. By default those of torchrun.
         progress: Called as progress(what, done, total, note) while work goes on.
         callbacks: Told how the run goes; see `engram.Callback`.
         own_pass: Try `memory`, `adapter` and `full` as well, which change the backbone's tokens and
@@ -178,17 +178,17 @@ def auto(
         True
     """
     began = time.perf_counter()
-    recipe, team = recipe or Recipe(), team or ProcessGroup()
+    recipe, processes = recipe or Recipe(), processes or ProcessGroup()
     whole = data if isinstance(data, Splits) else load(data, kind=kind)
     splits = with_held_out(whole, recipe, not KINDS[whole.kind].per_pixel, test)
     task = TaskSettings(DEFAULT_REGIME, tuple(extends), class_init, settings)
     shorter = shorter_recipe(recipe, len(splits["train"]))
-    runner = SweepRunner(model, name, splits, recipe, task, team)
+    runner = SweepRunner(model, name, splits, recipe, task, processes)
     portfolio = Portfolio(replace(runner, recipe=shorter))
     identity = f"{portfolio.identity} auto test={test}{' own-pass' if own_pass else ''}"
     if own_pass:
         check_own_pass(runner)
-    run = Run(out, team, overwrite, resume, model.backbone.source, progress)
+    run = Run(out, processes, overwrite, resume, model.backbone.source, progress)
     about = settings_of(model, splits, task, recipe)
     about |= {"regime": "auto", **({"own_pass": True} if own_pass else {})}
     run.callbacks = run_callbacks(callbacks, name, splits, about, run)
@@ -266,7 +266,11 @@ class Portfolio:
 
     def __init__(self, runner: SweepRunner) -> None:
         self.name, self.splits, self.recipe = runner.name, runner.splits, runner.recipe
-        self.settings, self.team, self.kind = runner.task, runner.team, KINDS[self.splits.kind]
+        self.settings, self.processes, self.kind = (
+            runner.task,
+            runner.processes,
+            KINDS[self.splits.kind],
+        )
         self.recipe.check_for(self.kind)
         self.measured_by = self.kind.score_with(self.recipe.balance)
         self.solves = not self.settings.extends and not self.kind.per_pixel
@@ -376,7 +380,7 @@ class Portfolio:
         """The best plain head and the best readout, as tasks of the model."""
         training.progress("solving", 0, 2, "")
         name = self._add(Readout.name, Seen.everything(self.model.backbone))
-        solver = Solver(self.model, name, training.feed, self.splits, self.recipe, self.team)
+        solver = Solver(self.model, name, training.feed, self.splits, self.recipe, self.processes)
         found: list[tuple[Trial, Solution]] = []
         for regime, choices in ((Head.name, (PLAIN,)), (Readout.name, solver.columns.choices)):
             solution = solver.best(choices)

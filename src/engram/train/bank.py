@@ -60,12 +60,12 @@ class PatchFeed:
     cache, contents = "off", ""
     plain = sees_all = True
 
-    def __init__(self, plan: FeedPlan, team: ProcessGroup, progress: Progress) -> None:
-        self.plan, self.model, self.team = plan, plan.model, team
+    def __init__(self, plan: FeedPlan, processes: ProcessGroup, progress: Progress) -> None:
+        self.plan, self.model, self.processes = plan, plan.model, processes
         self.per_epoch = plan.per_epoch
         self.bad: dict[str, str] = {}
         self._size, self._grid = plan.model.preprocessing.size, (0, 0)
-        stored = _stored(plan, team, progress)
+        stored = _stored(plan, processes, progress)
         self.train = self._read("train", stored, progress)
         if plan.splits.folds is not None:
             self.val = self._held_out_in_turn()
@@ -87,7 +87,7 @@ class PatchFeed:
         if not found:
             raise EngramError(f"{dataset.name}: no image of the {split} split can be read.")
         kept, labels, samples = (torch.cat(parts) for parts in zip(*found, strict=True))
-        if room < 0 and self.team.main:
+        if room < 0 and self.processes.main:
             notice = (
                 f"{len(kept):,} of {counted(len(dataset), 'image')} of the {split} split are read, "
                 f"drawn at random: their patches take {storage(_IN_MEMORY)} of memory."
@@ -119,7 +119,7 @@ class PatchFeed:
         for batch in loader.epoch(0, samples=order):
             self.bad |= loader.bad
             if len(batch.indices):
-                pixels = to_device(batch.images, self.team.device)
+                pixels = to_device(batch.images, self.processes.device)
                 with torch.inference_mode():
                     pixels = normalise(pixels, model.preprocessing)
                     patches = head_inputs(model, [name], pixels)[name].patches
@@ -153,28 +153,28 @@ class PatchFeed:
     def _shares(self, seen: _Seen, skip: int = 0) -> Iterator[BatchShard]:
         size = self.plan.recipe.batch
         for start in range(skip * size, len(seen.samples), size):
-            own = slice(start + self.team.rank, start + size, self.team.world)
+            own = slice(start + self.processes.rank, start + size, self.processes.world)
             patches = seen.patches[seen.rows[own]]
             yield BatchShard(patches, seen.labels[own], seen.samples[own])
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        tokens = to_device(inputs, self.team.device).float()
+        tokens = to_device(inputs, self.processes.device).float()
         seen = HeadInput(tokens.mean(1), Patches(tokens, self._grid, self._size))
         return {name: self.model.task(name).head.read(seen) for name in tasks}
 
     def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        return dict.fromkeys(tasks, to_device(inputs, self.team.device).float().mean(1))
+        return dict.fromkeys(tasks, to_device(inputs, self.processes.device).float().mean(1))
 
 
-def _stored(plan: FeedPlan, team: ProcessGroup, progress: Progress) -> CacheFeed | None:
+def _stored(plan: FeedPlan, processes: ProcessGroup, progress: Progress) -> CacheFeed | None:
     """The cache, if it has what is needed of every image already."""
-    if plan.recipe.cache == "off" or plan.reason_against() or team.world > 1:
+    if plan.recipe.cache == "off" or plan.reason_against() or processes.world > 1:
         return None
     kept = plan.model.backbone.fingerprint, plan.keeps
     caches = [one for one in info() if (one["fingerprint"], one.get("keeps")) == kept]
     if not any(one["images"] for one in caches):
         return None
-    feed = CacheFeed(plan, team)
+    feed = CacheFeed(plan, processes)
     feed.scan(progress)
     if feed.missing():
         return None

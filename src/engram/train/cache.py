@@ -270,30 +270,30 @@ class Cache:
         *,
         batch: int = 32,
         workers: int = 0,
-        team: ProcessGroup | None = None,
+        processes: ProcessGroup | None = None,
         progress: Callable[[int], object] = lambda images: None,
     ) -> dict[str, str]:
         """Store what is missing of a dataset; `contents` are its samples' hashes, "" for bad ones.
 
         Gives the pictures that cannot be read, by name. What was stored before a crash or an
         interruption is not computed again, and a process waits for another one that fills the
-        cache. Those of a team each take a share, which the contents alone decide: what others write
-        meanwhile leaves no picture to nobody.
+        cache. Processes that work together each take a share, which the contents alone decide: what
+        others write meanwhile leaves no picture to nobody.
         """
         bad: dict[str, str] = {}
-        if self._missing(contents, team):
+        if self._missing(contents, processes):
             with contextlib.ExitStack() as turn:
-                if team is None or team.world == 1:
+                if processes is None or processes.world == 1:
                     with contextlib.suppress(OSError):  # a disk without locks: it costs work alone
                         turn.enter_context(FileLock(self.folder / "lock", mode=0o600))
                     self.refresh()
-                missing = self._missing(contents, team)
+                missing = self._missing(contents, processes)
                 loader = self.loader(dataset, workers, batch)
                 self._write(loader, contents, missing, progress)
             bad = loader.bad
-        if team is not None:
-            team.wait()
-            bad = {name: why for shared in team.gather([bad]) for name, why in shared.items()}
+        if processes is not None:
+            processes.wait()
+            bad = {name: why for shared in processes.gather([bad]) for name, why in shared.items()}
         self.refresh()
         for i, content in enumerate(contents):  # of pictures with the same bytes one was tried
             if content not in self:
@@ -301,9 +301,9 @@ class Cache:
                 bad.setdefault(name, f"{name}: the file cannot be read")
         return bad
 
-    def _missing(self, contents: Sequence[str], team: ProcessGroup | None) -> list[int]:
+    def _missing(self, contents: Sequence[str], processes: ProcessGroup | None) -> list[int]:
         """The samples that this process is to store."""
-        rank, world = (0, 1) if team is None else (team.rank, team.world)
+        rank, world = (0, 1) if processes is None else (processes.rank, processes.world)
         seen: set[str] = set()
         missing = []
         for i, content in enumerate(contents):

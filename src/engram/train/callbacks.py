@@ -88,8 +88,8 @@ class Callback:
 class Callbacks:
     """The callbacks of one run. In the processes that are not the main one there are none."""
 
-    def __init__(self, given: Iterable[Callback], team: ProcessGroup, start: RunStart) -> None:
-        self._given = list(given) if team.main else []
+    def __init__(self, given: Iterable[Callback], processes: ProcessGroup, start: RunStart) -> None:
+        self._given = list(given) if processes.main else []
         for one in self._given:
             if not isinstance(one, Callback):
                 raise EngramError(

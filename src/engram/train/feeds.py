@@ -108,8 +108,8 @@ class BackboneFeed:
     cache = "off"
     contents = ""
 
-    def __init__(self, plan: FeedPlan, team: ProcessGroup) -> None:
-        self.plan, self.model, self.team, recipe = plan, plan.model, team, plan.recipe
+    def __init__(self, plan: FeedPlan, processes: ProcessGroup) -> None:
+        self.plan, self.model, self.processes, recipe = plan, plan.model, processes, plan.recipe
         self.preprocessing = plan.model.preprocessing
         self.plain = plan.augment == "none" and plan.transform is None
         self.per_epoch = plan.per_epoch
@@ -119,7 +119,7 @@ class BackboneFeed:
                 dataset, self.preprocessing, recipe.batch, mode=mode,
                 augment=plan.augment, flip=plan.splits.flip, min_area=recipe.min_area,
                 transform=plan.transform, seed=recipe.data_seed, workers=recipe.workers,
-                rank=team.rank, world=team.world,
+                rank=processes.rank, world=processes.world,
             )  # fmt: skip
 
         self._train = loader(plan.splits["train"], "train")
@@ -147,7 +147,7 @@ class BackboneFeed:
         return self.model.embed(self._pixels(inputs), tasks)
 
     def _pixels(self, inputs: Tensor) -> Tensor:
-        return normalise(to_device(inputs, self.team.device), self.preprocessing)
+        return normalise(to_device(inputs, self.processes.device), self.preprocessing)
 
 
 class CacheFeed:
@@ -159,8 +159,13 @@ class CacheFeed:
     cache = "on"
     sees_all: bool  # every training image as it is, so that all can be compared
 
-    def __init__(self, plan: FeedPlan, team: ProcessGroup) -> None:
-        self.plan, self.model, self.team, self.recipe = plan, plan.model, team, plan.recipe
+    def __init__(self, plan: FeedPlan, processes: ProcessGroup) -> None:
+        self.plan, self.model, self.processes, self.recipe = (
+            plan,
+            plan.model,
+            processes,
+            plan.recipe,
+        )
         self.train, self.val = plan.splits["train"], plan.splits["val"]
         self.per_epoch = plan.per_epoch
         self.plain = plan.augment == "none"
@@ -214,22 +219,24 @@ class CacheFeed:
         progress("checking the cache", 0, 0)
         self._forget_damaged()
         missing = sum(map(len, self._absent().values()))
-        count = counter(progress, "caching", missing, storage(self.missing()), self.team.world)
+        count = counter(progress, "caching", missing, storage(self.missing()), self.processes.world)
         for cache, dataset, contents in self._stores:
-            workers, team = self.recipe.workers, self.team
-            found = cache.fill(dataset, contents, workers=workers, team=team, progress=count)
+            workers, processes = self.recipe.workers, self.processes
+            found = cache.fill(
+                dataset, contents, workers=workers, processes=processes, progress=count
+            )
             self.bad = found | self.bad
             if dataset.masks is not None:
                 self._read_masks(cache, dataset, progress)
 
     def _forget_damaged(self) -> None:
         """Check every stored row that will be read; damaged ones are computed again."""
-        rank, world = self.team.rank, self.team.world
+        rank, world = self.processes.rank, self.processes.world
         for cache, _, contents in self._stores:
             own = [c for c in contents if c and int(c[:8], 16) % world == rank]
-            damaged = self.team.gather(cache.damaged(own))
+            damaged = self.processes.gather(cache.damaged(own))
             cache.forget(damaged)
-            if damaged and self.team.main:
+            if damaged and self.processes.main:
                 notice = (
                     f"The cache in {cache.folder} is damaged: {len(damaged)} of its rows are not "
                     "what was written. They are computed again."
@@ -276,7 +283,7 @@ class CacheFeed:
 
         def read() -> Iterator[BatchShard]:
             for start in range(skip * size, len(order), size):
-                batch = order[start : start + size][self.team.rank :: self.team.world]
+                batch = order[start : start + size][self.processes.rank :: self.processes.world]
                 good = [int(i) for i in batch if contents[i] in cache]
                 good = [i for i in good if masks is None or i in masks]
                 rows = cache.read([contents[i] for i in good], self.plan.only_pooled)
@@ -294,7 +301,7 @@ class CacheFeed:
 
     def cached(self, inputs: Tensor) -> Cached:
         """Features of the backbone from the inputs of a share."""
-        return self._plain.features(to_device(inputs, self.team.device))
+        return self._plain.features(to_device(inputs, self.processes.device))
 
     def near_duplicates(self) -> Integers:
         """Group numbers of the training images.
@@ -317,14 +324,14 @@ class CacheFeed:
     def _class_tokens(self, dataset: Dataset, contents: list[str]) -> tuple[Tensor, Tensor]:
         """Sample numbers of a dataset's images as they are, and their class tokens."""
         good = [i for i in range(len(dataset)) if contents[i] in self._plain]
-        own = good[self.team.rank :: self.team.world]
+        own = good[self.processes.rank :: self.processes.world]
         tokens = self._plain.class_tokens([contents[i] for i in own])
-        found = self.team.gather([(torch.tensor(own), tokens)])
+        found = self.processes.gather([(torch.tensor(own), tokens)])
         samples, parts = zip(*found, strict=True)
         return torch.cat(samples), torch.cat(parts)
 
 
-def open_feed(plan: FeedPlan, team: ProcessGroup, progress: Progress = silent) -> Feed:
+def open_feed(plan: FeedPlan, processes: ProcessGroup, progress: Progress = silent) -> Feed:
     """The cache where it can be used and fits, filled now; else the backbone.
 
     Where the recipe insists on the cache, or needs it, and it cannot be used is an EngramError.
@@ -332,10 +339,10 @@ def open_feed(plan: FeedPlan, team: ProcessGroup, progress: Progress = silent) -
     recipe, reason = plan.recipe, plan.reason_against()
     large = None if reason else plan.too_large()
     if not (reason or large or recipe.cache == "off"):
-        feed = CacheFeed(plan, team)
+        feed = CacheFeed(plan, processes)
         feed.scan(progress)
-        fits = not team.main or make_room(feed.missing())
-        if not any(team.gather([not fits or feed.missing() > 0.8 * room()])):
+        fits = not processes.main or make_room(feed.missing())
+        if not any(processes.gather([not fits or feed.missing() > 0.8 * room()])):
             feed.fill(progress)
             return feed
         free = f"{room() / 1e9:.2g} GB are free"
@@ -353,7 +360,7 @@ def open_feed(plan: FeedPlan, team: ProcessGroup, progress: Progress = silent) -
             f"{flag('views')} is {recipe.views}, and views live in the cache, which is "
             + (f"not possible here: {reason}." if reason else "off.")
         )
-    if recipe.cache == "auto" and large and team.main:
+    if recipe.cache == "auto" and large and processes.main:
         notice = f"The cache is not used: {large}. The ViT runs over all images in every epoch."
         warnings.warn(notice, Notice, stacklevel=2)
-    return BackboneFeed(plan, team)
+    return BackboneFeed(plan, processes)

@@ -48,7 +48,7 @@ def fit(
     overwrite: bool = False,
     test: bool = False,
     transform: Transform | None = None,
-    team: ProcessGroup | None = None,
+    processes: ProcessGroup | None = None,
     progress: Progress = silent,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
@@ -66,7 +66,7 @@ def fit(
         overwrite: Replace an existing engram, or give up an interrupted run.
         test: Evaluate the test split once, at the end.
         transform: Prepares an image in place of the model's preprocessing.
-        team: The processes that share the work. By default those of torchrun.
+        processes: Those that share the work. By default those of torchrun.
         progress: Called as progress(what, done, total, note) while work goes on.
         callbacks: Told how the run goes; see `engram.Callback`.
 
@@ -83,7 +83,7 @@ def fit(
         >>> result = engram.fit(model, "flowers", "photos", engram.Recipe(epochs=3))
         >>> accuracy = result.metrics["val"]["accuracy"]
     """
-    recipe, team = recipe or Recipe(), team or ProcessGroup()
+    recipe, processes = recipe or Recipe(), processes or ProcessGroup()
     task = model.task(name)
     if task.method.composed:
         raise EngramError(
@@ -102,7 +102,7 @@ def fit(
             "images at once, without batches whose images could be mixed; leave it out, or train "
             "another regime."
         )
-    run = Run(out, team, overwrite, resume, model.backbone.source, progress)
+    run = Run(out, processes, overwrite, resume, model.backbone.source, progress)
     lr = learning_rate(recipe, type(task.method))
     identity = identity_of_fit(model, task.spec, splits, recipe, test)
     settings = settings_of(model, splits, TaskSettings.from_spec(task.spec), recipe, lr=lr)
@@ -173,7 +173,9 @@ def _solve(training: Training, names: Sequence[str]) -> list[HeldOut]:
     model, last = training.model, names[-1]
     if Needs.STATISTICS in model.task(last).method.needs:
         _see(model, last, Seen.everything(model.backbone))
-    solver = Solver(model, last, training.feed, training.splits, training.recipe, training.team)
+    solver = Solver(
+        model, last, training.feed, training.splits, training.recipe, training.processes
+    )
     solution = solver.best(solver.columns.choices)
     for fold, name in enumerate(names):
         task = _see(model, name, solution.seen) if solution.seen.layers else model.task(name)
@@ -203,7 +205,7 @@ def metrics_on_test(
     error that the test split would have without it.
     """
     answered = answers_of(
-        model, splits, name, workers=workers, transform=transform, team=run.team,
+        model, splits, name, workers=workers, transform=transform, processes=run.processes,
         progress=lambda done, total: run.progress("testing", done, total),
     )  # fmt: skip
     metrics = answered.metrics() | answered.without_leaks(find_leaks(splits, "test"))

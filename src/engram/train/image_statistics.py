@@ -34,8 +34,11 @@ def keep_statistics(
     training.model.eval()
     training.progress("keeping statistics", 0, 0)
     final, folds = [one for one in trainers if one.name == one.trial], training.splits.folds
-    sums = {one.name: _Sums(_statistics(one, training.team), training.team) for one in trainers}
-    if old is not None and training.team.main:
+    sums = {
+        one.name: _Sums(_statistics(one, training.processes), training.processes)
+        for one in trainers
+    }
+    if old is not None and training.processes.main:
         for one in final:
             sums[one.name].remember(old)
     epoch = training.feed.epoch(0, 0, balanced=False)
@@ -61,7 +64,7 @@ def keep_statistics(
                 seen[one.trial].append((likeness.cpu(), shard.samples))
     for one in final:
         statistics, nothing = sums[one.name].statistics, (torch.zeros(0), torch.zeros(0).long())
-        values, places = zip(nothing, *training.team.gather(seen[one.name]), strict=True)
+        values, places = zip(nothing, *training.processes.gather(seen[one.name]), strict=True)
         likeness = torch.cat(values)[torch.cat(places).argsort()]
         known = statistics.adjust(likeness)
         if old is not None:  # as usual for images of both, or of the first alone
@@ -74,13 +77,13 @@ def keep_statistics(
     training.model.train()
 
 
-def _statistics(trainer: TaskTrainer, team: ProcessGroup) -> ClassStatistics:
+def _statistics(trainer: TaskTrainer, processes: ProcessGroup) -> ClassStatistics:
     """Room for the statistics of a task; those of a fold's task are only measured with."""
     task = trainer.task
     if trainer.fold is None:
         return task.keep_statistics()
     groups = task.kind.groups(len(task.spec.classes))
-    return ClassStatistics(groups, task.head.in_features).to(team.device)
+    return ClassStatistics(groups, task.head.in_features).to(processes.device)
 
 
 def _generator() -> torch.Generator:
@@ -100,8 +103,12 @@ def features_of(
 class _Sums:
     """Adds up features, over the images of all processes, until `finish` makes statistics of it."""
 
-    def __init__(self, statistics: ClassStatistics, team: ProcessGroup) -> None:
-        self.statistics, self.team, self._room = statistics, team, _KEPT // team.world
+    def __init__(self, statistics: ClassStatistics, processes: ProcessGroup) -> None:
+        self.statistics, self.processes, self._room = (
+            statistics,
+            processes,
+            _KEPT // processes.world,
+        )
         groups, features = statistics.means.shape
         self._counts = torch.zeros(groups, dtype=torch.float64)
         self._sums = torch.zeros(groups, features, dtype=torch.float64)
@@ -130,11 +137,11 @@ class _Sums:
     def finish(self) -> None:
         device = self.statistics.centre.device
         parts = (self._counts, self._sums.flatten(), self._squares)
-        added = self.team.sum(torch.cat(parts)).cpu()
+        added = self.processes.sum(torch.cat(parts)).cpu()
         counts, sums, squares = torch.split(added, [len(part) for part in parts])
         self.statistics.estimate(*(x.to(device) for x in (counts, sums.view_as(self._sums),
                                                           squares)))  # fmt: skip
-        kept = self.team.gather(self._kept)
+        kept = self.processes.gather(self._kept)
         if kept:
             features, groups = (torch.cat(rows) for rows in zip(*kept, strict=True))
             self.statistics.correlate(features.float(), groups)

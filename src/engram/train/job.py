@@ -47,7 +47,7 @@ class TrainingJob:
     options: RunOptions
     recipe: Recipe
     callbacks: Sequence[Callback]
-    team: ProcessGroup
+    processes: ProcessGroup
     why_backbone: str  # a sentence: why it is this backbone
     own_pass: bool = False  # whether `auto` tries regimes that need a pass of their own
 
@@ -85,18 +85,18 @@ class TrainingJob:
         callbacks = [*trackers_named(words(options.log)), RecipeFile(more)]
         check_out(out, overwrite=options.overwrite, resume=options.resume)  # before a download
         progress("reading the data", 0, 0)
-        team, splits = ProcessGroup(options.device), read(reading, data)
+        processes, splits = ProcessGroup(options.device), read(reading, data)
         progress("loading the backbone", 0, 0)
         backbone, why = find_backbone(
             options.backbone, splits, image_size=options.image_size,
             parents=[named(text)[1] for text in settings.extends],
             resumed=out if options.resume else None, dtype=options.backbone_dtype,
-            announce=announce if team.main else lambda sentence: None, progress=progress,
+            announce=announce if processes.main else lambda sentence: None, progress=progress,
         )  # fmt: skip
         model = MemoryViT(backbone)
         parents = tuple(_attach(model, text) for text in settings.extends)
         settings = replace(settings, extends=parents)
-        return cls(splits, model, settings, options, recipe, callbacks, team, why)
+        return cls(splits, model, settings, options, recipe, callbacks, processes, why)
 
     def choose(self, regime: str | None, seeds: int | None, soup: int = 0) -> tuple[str, int]:
         """The regime and the number of seeds of `fit`, where they may not have been given."""
@@ -175,7 +175,7 @@ class TrainingJob:
             "resume": options.resume,
             "overwrite": options.overwrite,
             "test": options.test,
-            "team": self.team,
+            "processes": self.processes,
             "progress": progress,
             "callbacks": self.callbacks,
         }
@@ -196,11 +196,11 @@ class TrainingJob:
         engram = self.model.engram(task)
         metrics = {split: dict(values) for split, values in result.metrics.items()}
         if self.options.test:
-            run, val = Run(None, self.team, progress=progress), metrics.get("val", {})
+            run, val = Run(None, self.processes, progress=progress), metrics.get("val", {})
             metrics["test"], _ = metrics_on_test(
                 self.model, task, self.splits, val, run, self.recipe.workers
             )
-        if self.team.main:
+        if self.processes.main:
             self.model.save(task, out, metrics=metrics, recipe=engram.recipe)
         return replace(result, metrics=metrics, path=out)
 

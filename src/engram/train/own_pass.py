@@ -66,7 +66,7 @@ def best_own_pass(runner: SweepRunner, shared: TaskTrainer, run: Run) -> OwnPass
     score = kind.score_with(runner.recipe.balance)
     if not run.resume:
         runner.clear(run)  # of an earlier run
-    runner.team.wait()
+    runner.processes.wait()
     trained, held_out = [], [_of_first_fold(shared.held_out, runner.splits)]
     metrics: list[Mapping[str, Any]] = [kind.metrics(held_out[0].pairs, shared.task.head.fitted)]
     for i, regime in enumerate(OWN_PASS):
@@ -130,7 +130,7 @@ def _answers(runner: SweepRunner, engram: Engram, splits: Splits) -> HeldOut:
     scratch.attach(engram)
     found = answers(
         scratch.eval(), splits, runner.name,
-        split="val", workers=runner.recipe.workers, team=runner.team,
+        split="val", workers=runner.recipe.workers, processes=runner.processes,
     )  # fmt: skip
     return HeldOut.joined([(found.logits, found.labels, found.samples)])
 

@@ -116,15 +116,15 @@ class Run:
     def __init__(
         self,
         out: str | os.PathLike[str] | None,
-        team: ProcessGroup,
+        processes: ProcessGroup,
         overwrite: bool = False,
         resume: bool = False,
         backbone: str = "",
         progress: Progress = silent,
     ) -> None:
-        self.team, self.overwrite, self.resume = team, overwrite, resume
+        self.processes, self.overwrite, self.resume = processes, overwrite, resume
         self.backbone, self.progress = backbone, progress
-        self.callbacks = Callbacks((), team, RunStart(task="", data="", settings={}))
+        self.callbacks = Callbacks((), processes, RunStart(task="", data="", settings={}))
         self.identity = ""
         self.out = None if out is None else Path(out)
         self.folder = None if self.out is None else run_folder(self.out)
@@ -137,7 +137,7 @@ class Run:
         self._lock = FileLock(self.folder / "lock", timeout=0, mode=0o600)
         try:
             make_private_folder(self.folder)
-            if self.team.main:
+            if self.processes.main:
                 self._lock.acquire()
         except Timeout:
             raise EngramError(
@@ -160,7 +160,7 @@ class Run:
     @property
     def writes(self) -> bool:
         """Whether this process writes into the folder."""
-        return self.folder is not None and self.team.main
+        return self.folder is not None and self.processes.main
 
     def file(self, name: str) -> Path:
         """A file of the folder, which this run has."""

@@ -133,11 +133,11 @@ class Solver:
         feed: FeatureFeed,
         splits: Splits,
         recipe: Recipe,
-        team: ProcessGroup,
+        processes: ProcessGroup,
         columns: Columns | None = None,
     ) -> None:
         task = model.task(name)
-        self.task, self.team, self.smoothing = task, team, recipe.label_smoothing
+        self.task, self.processes, self.smoothing = task, processes, recipe.label_smoothing
         self.folds, labels = splits.folds, splits["train"].labels
         #: Heads that held-out images can measure: those of the folds. With the one for all: f.
         self.measured_heads = 1 if self.folds is None else self.folds.count
@@ -147,7 +147,7 @@ class Solver:
         self.weights: Tensor | None = None
         if recipe.balance != "none":
             weights = task.kind.class_weights(labels, len(task.spec.classes))
-            self.weights = weights.to(team.device)
+            self.weights = weights.to(processes.device)
         passes = max(1, recipe.views)
         self.columns = columns or Columns.for_task(task, model.backbone)
         self._known: tuple[Iterable[_Batch], tuple[Products, _Batch]] | None = None
@@ -173,7 +173,7 @@ class Solver:
         #: In cross-validation the training images, as they are, are those to measure on.
         self.own_val = self.folds is not None and feed.plain
         self.val = [] if self.own_val else list(read(feed.validation()))
-        bad = {sample for found in team.gather([feed.bad]) for sample in found}
+        bad = {sample for found in processes.gather([feed.bad]) for sample in found}
         held_out = splits.held_out.tolist() if bad else ()
         self.unreadable = sum(splits["val"].sample_name(i) in bad for i in held_out)
 
@@ -184,12 +184,12 @@ class Solver:
             x = batch.rows.double()
             count = torch.tensor([float(len(x))]).double()
             sums += torch.cat([count, x.sum(0), x.square().sum(0)])
-        sums = self.team.sum(sums)
+        sums = self.processes.sum(sums)
         self.count = max(1.0, float(sums[0]))
         mean, square = (part / self.count for part in sums[1:].chunk(2))
         deviation = (square - mean.square()).clamp(min=0).sqrt()
         scale = torch.where(deviation > 1e-5, 1 / deviation, 0.0) * self.columns.width**-0.5
-        self.mean, self.scale = (part.float().to(self.team.device) for part in (mean, scale))
+        self.mean, self.scale = (part.float().to(self.processes.device) for part in (mean, scale))
 
     def _standardised_start(self) -> tuple[Tensor, Tensor]:
         """The head that penalties pull towards, for standardised features: zero, or the task's."""
@@ -263,7 +263,7 @@ class Solver:
             added = F.pad(added, (0, 1), value=1.0).double().cpu()  # with a column that counts
             counts = self._counted(batch.samples).cpu()
             sums += (added * counts.unsqueeze(-1)).mT @ added
-        sums = self.team.sum(sums).cpu()
+        sums = self.processes.sum(sums).cpu()
         moments = sums / sums[:, -1:, -1:].clamp(min=1)
         mean = moments[:, :-1, -1]
         covariance = moments[:, :-1, :-1] - mean.unsqueeze(2) * mean.unsqueeze(1)
@@ -294,7 +294,7 @@ class Solver:
         for batch in self.train:
             share.append(batch)
             taken += len(batch.labels)
-            if taken * self.team.world >= _SEARCH:
+            if taken * self.processes.world >= _SEARCH:
                 break
         return share
 
@@ -308,7 +308,7 @@ class Solver:
     ) -> Iterator[_Found]:
         """A solution of the first heads for each penalty, each starting from the one before."""
         width, dual = self.columns.count(seen), None
-        here = self.team.world == 1 and self.mean.device.type == "cpu"
+        here = self.processes.world == 1 and self.mean.device.type == "cpu"
         if here and 1 < self.count < width and not self.task.method.keeps_start:
             products, whole = self._products(batches)
             dual = products.solver(self.columns.blocks(seen, alpha))
@@ -395,7 +395,7 @@ class Solver:
         rows = [torch.ones(len(samples))]
         if self.folds is not None:
             rows = [self.folds.weights(samples, k) for k in range(self.folds.count)] + rows
-        return torch.stack(rows).float().to(self.team.device)
+        return torch.stack(rows).float().to(self.processes.device)
 
     def _penalised(self) -> Tensor:
         """Penalties are for sums over images; a fold's mean is over fewer: (f, 1, 1)."""
@@ -410,7 +410,7 @@ class Solver:
         """Turn sums over this process's images into means over those of all processes."""
         gradients = [p.grad for p in parameters if p.grad is not None]
         own = torch.stack([lost, lost.new_tensor(float(count))])
-        sums = self.team.sum(torch.cat([own, *(gradient.flatten() for gradient in gradients)]))
+        sums = self.processes.sum(torch.cat([own, *(gradient.flatten() for gradient in gradients)]))
         images = float(sums[1])
         pieces = torch.split(sums[2:] / images, [gradient.numel() for gradient in gradients])
         for gradient, piece in zip(gradients, pieces, strict=True):
@@ -448,7 +448,7 @@ class Solver:
             rows = (head >= 0).nonzero()[:, 0]
             outputs = own.finish(linear[head[rows], rows])
             kept.append((*kind.keep(outputs, labels.cpu()[rows]), samples[rows]))
-        answers = HeldOut.joined(self.team.gather(kept), self.unreadable)
+        answers = HeldOut.joined(self.processes.gather(kept), self.unreadable)
         kind.fit_buffers(own, answers.pairs)
         return answers, kind.metrics(answers.pairs, own.fitted, answers.failed)
 

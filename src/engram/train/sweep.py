@@ -133,7 +133,7 @@ def sweep(
     refit: bool = False,
     soup: int = 0,
     test: bool = False,
-    team: ProcessGroup | None = None,
+    processes: ProcessGroup | None = None,
     progress: Progress = silent,
     callbacks: Sequence[Callback] = (),
     **settings: Any,
@@ -163,7 +163,7 @@ def sweep(
         soup: Average up to this many of the best variants that began with the same weights, and
             keep the average if it is better on validation; 0: no average is tried.
         test: Evaluate the test split once, with the best.
-        team: The processes that share the work. By default those of torchrun.
+        processes: Those that share the work. By default those of torchrun.
         progress: Called as progress(what, done, total, note) while work goes on.
         callbacks: Told how the run goes; see `engram.Callback`.
         **settings: Other settings of the method, such as `rank` of `side`.
@@ -184,7 +184,7 @@ def sweep(
         5
     """
     began = time.perf_counter()
-    recipe, team = recipe or Recipe(), team or ProcessGroup()
+    recipe, processes = recipe or Recipe(), processes or ProcessGroup()
     variants = grid_of(
         recipe, regime, lrs=lrs, cells=cells, weight_decays=weight_decays, seeds=seeds
     )
@@ -198,9 +198,9 @@ def sweep(
         )
     splits = with_held_out(whole, recipe, cross=False, test=test)
     task = TaskSettings(regime, tuple(extends), class_init, settings)
-    runner = SweepRunner(model, name, splits, recipe, task, team)
+    runner = SweepRunner(model, name, splits, recipe, task, processes)
     runner.check_names(variants)
-    run = Run(out, team, overwrite, resume, model.backbone.source, progress)
+    run = Run(out, processes, overwrite, resume, model.backbone.source, progress)
     # It begins with that of the training, which the checkpoint has.
     identity = f"{runner.identity(variants)} refit={refit} test={test}"
     identity += f" soup={soup}" if soup else ""
@@ -233,7 +233,7 @@ def sweep(
         metrics = {"val": {**chosen.metrics, "mean": best.mean, "deviation": best.deviation}}
         learned = replace(splits, train=whole.train) if refit else splits
         if refit:
-            chosen = runner.train_again(chosen, learned, Run(None, team), progress)
+            chosen = runner.train_again(chosen, learned, Run(None, processes), progress)
         engram, ending, final = chosen.engram, chosen.ending, chosen.variant.recipe
         model.attach(engram)
         answers = None

@@ -360,7 +360,7 @@ def run_callbacks(
     classes = {type(one) for one in given}
     start = RunStart(task=task, data=splits.name, settings=settings, folder=run.folder)
     standard = [one for one in standard if type(one) not in classes]
-    return Callbacks([*standard, *given], run.team, start)
+    return Callbacks([*standard, *given], run.processes, start)
 
 
 def _values(row: Mapping[str, float]) -> Iterator[tuple[str, float]]:

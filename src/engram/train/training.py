@@ -56,7 +56,7 @@ class Training:
         run: Run,
     ) -> None:
         self.model, self.splits, self.recipe, self.run = model, splits, recipe, run
-        self.team, self.progress, self.callbacks = run.team, run.progress, run.callbacks
+        self.processes, self.progress, self.callbacks = run.processes, run.progress, run.callbacks
         self._take(trainers)
         self.dtype = torch.float32
         # Where it is
@@ -123,15 +123,15 @@ class Training:
         The model moves to its device and is frozen but for the trainers' parameters, heads take
         what they need from the training labels, and the feed is chosen and made ready.
         """
-        self.dtype = dtype_for(self.recipe.precision, self.team.device)
-        self.model.to(self.team.device).train()
+        self.dtype = dtype_for(self.recipe.precision, self.processes.device)
+        self.model.to(self.processes.device).train()
         train_only(self.model, *self.names)
         for trainer in self.trainers:
             trainer.prepare(self.splits["train"].labels)
         specs = [trainer.task.spec for trainer in self.trainers]
         plan = FeedPlan(self.model, specs, self.splits, self.recipe, transform)
         one_class = specs[0].kind_object.one_class
-        self.feed = (PatchFeed if one_class else open_feed)(plan, self.team, self.progress)
+        self.feed = (PatchFeed if one_class else open_feed)(plan, self.processes, self.progress)
         self._keep_together()
         self.steps = self.recipe.steps_for(len(self.splits["train"]))
         self.every = self.recipe.steps_between_evaluations(self.steps, self.feed.per_epoch)
@@ -153,7 +153,7 @@ class Training:
             self.copies = len(groups) - len(np.unique(groups))
             alone = [train.classes[c] for c in single_groups(train, groups)]
             notice = together_notice(groups, alone, folds.keep_together(train, groups))
-        if notice and self.team.main:
+        if notice and self.processes.main:
             warnings.warn(notice, Notice, stacklevel=2)
 
     def begin(self, identity: str) -> None:
@@ -202,7 +202,7 @@ class Training:
     @property
     def can_keep(self) -> bool:
         """Whether Ctrl-C may write an engram: not from several processes, which end together."""
-        return self.run.folder is not None and self.team.world == 1
+        return self.run.folder is not None and self.processes.world == 1
 
     @property
     def has_answer(self) -> bool:
@@ -250,7 +250,7 @@ class Training:
 
     def _learn(self, share: BatchShard, stop: Stop) -> bool:
         """One update of every trainer; returns whether some process was asked to stop."""
-        trainers, device = self.trainers, self.team.device
+        trainers, device = self.trainers, self.processes.device
         losses = torch.zeros(len(trainers), device=device)
         scales = to_device(torch.tensor([one.scale for one in trainers]), device)
         mixup, size = self._mixup(share), self.recipe.micro_batch
@@ -264,7 +264,7 @@ class Training:
             losses += each.detach()
         counts = (len(share.labels), share.failed, stop.asked > 0)
         sums = [*map(float, counts), *losses.tolist()]
-        count, failed, asked, *sums = _average_gradients(self.team, self.parameters, sums)
+        count, failed, asked, *sums = _average_gradients(self.processes, self.parameters, sums)
         self.losses += torch.tensor(sums)
         self.seen += int(count)
         self.loss = sum(sums) / (count * len(trainers)) if count else math.nan
@@ -284,7 +284,7 @@ class Training:
         found: dict[int | None, Tensor | None] = {None: None}
         for fold in numbers:
             if folds is not None and fold is not None:
-                found[fold] = to_device(folds.weights(samples, fold), self.team.device)
+                found[fold] = to_device(folds.weights(samples, fold), self.processes.device)
         return found
 
     def _show(self, loss: float) -> None:
@@ -294,11 +294,11 @@ class Training:
         """Depends on the seed, the step and the process alone, so that a resumed run repeats it."""
         if not self.recipe.mixup:
             return None
-        seed = [self.recipe.data_seed, self.step, self.team.rank, self.team.world]
+        seed = [self.recipe.data_seed, self.step, self.processes.rank, self.processes.world]
         return Mixup.drawn(len(share.labels), self.recipe.mixup, seed)
 
     def _outputs(self, inputs: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-        with torch.autocast(self.team.device.type, self.dtype, self.dtype != torch.float32):
+        with torch.autocast(self.processes.device.type, self.dtype, self.dtype != torch.float32):
             return self.feed.outputs(inputs, names)
 
     # Validation
@@ -378,15 +378,15 @@ class Training:
                     for one in some:
                         found = one.task.kind.keep(outputs[one.name], part.labels)
                         kept[one.trial].append((*found, part.samples))
-                seen += self.team.world * (len(share.labels) + share.failed)
+                seen += self.processes.world * (len(share.labels) + share.failed)
                 if self.step and trainers is self.trainers:
                     note = f"validating {min(seen, images):,} of {images:,}"
                     self.progress("training", self.step, self.steps, note)
-        failed = sum(self.team.gather([failed]))
+        failed = sum(self.processes.gather([failed]))
         if failed:
             self._refuse_bad()
         self.model.train()
-        return {one: HeldOut.joined(self.team.gather(kept[one]), failed) for one in kept}
+        return {one: HeldOut.joined(self.processes.gather(kept[one]), failed) for one in kept}
 
     def _asked(
         self, trainers: Sequence[TaskTrainer]
@@ -419,7 +419,7 @@ class Training:
     def _refuse_bad(self) -> None:
         """List what no process could read so far; more than `max_bad` of it is an EngramError."""
         known = len(self.unreadable)
-        for shared in self.team.gather([self.feed.bad]):
+        for shared in self.processes.gather([self.feed.bad]):
             self.unreadable.update(shared)
         images = len(self.splits["train"])
         if self.splits.folds is None:  # else they are training images too
@@ -473,18 +473,18 @@ class Training:
 
 
 def _average_gradients(
-    team: ProcessGroup, parameters: Sequence[Tensor], sums: list[float]
+    processes: ProcessGroup, parameters: Sequence[Tensor], sums: list[float]
 ) -> list[float]:
     """Turn sums of gradients into means over the whole batch, of all processes together.
 
     `sums`, the number of images first, are added up over the processes as well.
     """
-    if team.world > 1:
+    if processes.world > 1:
         gradients = [
             (p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in parameters
         ]
         head = torch.tensor(sums, device=gradients[0].device, dtype=gradients[0].dtype)
-        total = team.sum(torch.cat([head, *gradients]))
+        total = processes.sum(torch.cat([head, *gradients]))
         sums = total[: len(sums)].tolist()
         pieces = torch.split(total[len(sums) :], [p.numel() for p in parameters])
         for parameter, piece in zip(parameters, pieces, strict=True):

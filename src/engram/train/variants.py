@@ -172,7 +172,7 @@ class SweepRunner:
     splits: Splits
     recipe: Recipe
     task: TaskSettings
-    team: ProcessGroup
+    processes: ProcessGroup
 
     def identity(self, variants: Sequence[Variant]) -> str:
         """Identity of the training of these variants, as a hash."""
@@ -258,7 +258,7 @@ class SweepRunner:
         scratch = self.scratch()
         scratch.attach(one.engram)
         trainer = TaskTrainer(scratch, self.name, self.recipe)
-        run = Run(None, self.team, progress=progress)
+        run = Run(None, self.processes, progress=progress)
         training = Training(scratch, [trainer], self.splits, self.recipe, run)
         training.prepare()
         training.measure([trainer])
@@ -274,7 +274,7 @@ class SweepRunner:
         if not run.continues(interrupted):
             run.clear()
             self.clear(run)
-        self.team.wait()  # nobody begins what another process is about to clear
+        self.processes.wait()  # nobody begins what another process is about to clear
 
     def one(
         self,
@@ -300,7 +300,7 @@ class SweepRunner:
                 )
         result = fit(
             scratch, self.name, self.splits, recipe,
-            out=out, resume=resume, overwrite=True, team=self.team, progress=progress,
+            out=out, resume=resume, overwrite=True, processes=self.processes, progress=progress,
             callbacks=callbacks,
         )  # fmt: skip
         engram = scratch.engram(self.name)
@@ -323,7 +323,7 @@ class SweepRunner:
         out = None if run.folder is None else run.folder / "variant-again.safetensors"
         result = fit(
             scratch, self.name, splits, recipe, out=out, resume=out is not None and has_state(out),
-            overwrite=True, team=self.team, progress=progress,
+            overwrite=True, processes=self.processes, progress=progress,
         )  # fmt: skip
         task, found = scratch.task(self.name), before.engram.tensors
         task.head.divide(before.metrics.get("temperature", 1.0))

@@ -73,7 +73,7 @@ def fit_with_images(
     made = add_words(job.model, task, parsed, kind=job.splits.kind)
     progress.say(opening(job.model, [made.spec], job.splits, job.recipe))
     result = fit(job.model, task, job.splits, job.recipe, **job.arguments(out, progress))
-    if job.team.main:
+    if job.processes.main:
         engram = read_engram(out)
         write_engram(out, replace(engram, recipe={**engram.recipe, "words": parsed}))
     return job, result
