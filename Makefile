@@ -3,7 +3,7 @@
 # constraints.txt or a lock file changes.
 
 PYTHON ?= python3
-WORKERS ?= 2
+WORKERS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,8 +15,9 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_DEMO := $(VENV)/.installed-demo
 INSTALLED_FOR_BENCH := $(VENV)/.installed-bench
 
-# One torch thread a worker: two workers with two threads each would fight over two cores. With
-# work stealing neighbours stay on one worker, so that what the tests of a file share is made once.
+# One torch thread a worker: two workers with two threads each would fight over two cores. The third
+# worker computes while the others wait for processes and browsers. With work stealing neighbours
+# stay on one worker, so that what the tests of a file share is made once.
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: help setup check test lint types format demo bench docs wheel wheel-test chromium deploy-tools web-runtime clean

@@ -62,7 +62,7 @@ def _trained(setting: Setting, data: Splits, recipe: Recipe) -> tuple[Any, float
     lr = 0.0
     if regime == "auto":
         result: Any = auto(model, "task", data, recipe, test=True)
-        about = {"kept": result.regime, "tried": [one.to_dict() for one in result.tried]}
+        about = {"kept": result.regime, "tried": [asdict(one) for one in result.tried]}
     elif regime == "readout":
         model.add_task("task", data.classes, regime=regime)
         result = fit(model, "task", data, recipe, test=True)
