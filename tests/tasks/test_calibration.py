@@ -8,7 +8,7 @@ from scipy.optimize import minimize_scalar
 from sklearn.calibration import _TemperatureScaling
 from torch import Tensor
 
-from engram.tasks.metrics import MAX_TEMPERATURE, as_pairs, best_temperature
+from engram.tasks.metrics import MAX_TEMPERATURE, as_pairs, best_temperature, temperature, wilson
 
 
 def overconfident(images: int, classes: int, by: float) -> tuple[Tensor, Tensor]:
@@ -61,3 +61,18 @@ def test_a_sigmoid_is_a_softmax_over_two() -> None:
     both, flat = as_pairs(logits, labels)
     own = F.binary_cross_entropy_with_logits(logits, labels.float())
     assert float(F.cross_entropy(both, flat)) == pytest.approx(float(own))
+
+
+@pytest.mark.parametrize("images", [150, 400, 5000])
+def test_answers_become_no_surer_than_they_are_surely_right(images: int) -> None:
+    logits, labels = overconfident(images, 5, 0.3)
+    found, best = temperature(logits, labels), best_temperature(logits, labels, 0.3)
+    right = float((logits.argmax(1) == labels).double().mean())
+    sure = float((logits / found).softmax(1).amax(1).mean())
+    assert best < found < 1
+    assert sure == pytest.approx(wilson(right, images)[0], abs=0.001)
+
+
+def test_answers_that_are_too_sure_become_as_sure_as_they_are_right() -> None:
+    logits, labels = overconfident(400, 5, 3.0)
+    assert temperature(logits, labels) == best_temperature(logits, labels, 0.3) > 1

@@ -22,12 +22,12 @@ from engram import MemoryViT, Recipe, load_backbone
 from engram.data.datasets import Splits, load
 from engram.tasks.class_statistics import student_quantile
 from engram.tasks.kinds import KINDS
-from engram.tasks.metrics import best_temperature, temperature
+from engram.tasks.metrics import best_temperature, temperature, wilson
 from engram.train.fit import _with_folds
 from engram.train.run import Run
 from engram.train.task_trainer import fold_trainers
 from engram.train.training import Training
-from engram.train.validation import Estimator, HeldOut, wilson, with_held_out
+from engram.train.validation import Estimator, HeldOut, with_held_out
 from engram.util.processes import ProcessGroup
 
 QUICK = Recipe(steps=6, batch=16, evaluations=1, workers=0, cache="off")

@@ -26,7 +26,7 @@ from torch import Tensor
 from engram.data.datasets import Splits
 from engram.tasks.heads import Fitted
 from engram.tasks.kind import Kind
-from engram.tasks.metrics import Pairs, false_alarm_estimate
+from engram.tasks.metrics import Pairs, false_alarm_estimate, wilson
 from engram.train.recipe import Recipe
 
 #: Held-out images that are enough: the interval of an accuracy of 85 % is then 8 points wide.
@@ -35,7 +35,6 @@ LARGEST, SMALLEST = 1 / 5, 1 / 10  # share of the images that a fold holds out
 #: Of the error, as the number of images grows: 0.13 to 0.54 on six datasets (ViT-Ti/16, linear
 #: heads, 1 to 32 images a class), mostly near 0.3.
 POWER = 0.3
-_Z = 1.645  # of a normal distribution: 90 % are within
 _RESAMPLES = 200
 
 
@@ -199,14 +198,6 @@ def _for_all_images(right: float, images: float, learned: float) -> tuple[float,
     interval = list(wilson(right, images))
     # Jeffreys' prior: all of a few answers are not all answers
     return (right * images + 0.5) / (images + 1), interval
-
-
-def wilson(share: float, images: float) -> tuple[float, float]:
-    """Wilson's 90 % interval of a share that was measured on so many images."""
-    square = _Z * _Z / images
-    middle = (share + square / 2) / (1 + square)
-    half = math.sqrt(max(0.0, share * (1 - share)) * square + square * square / 4) / (1 + square)
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _right(answers: HeldOut) -> Tensor:
