@@ -15,7 +15,7 @@ from tests.support.runs import Fact
 from tests.support.waiting import wait_until
 
 _NURSERY = """
-import atexit, contextlib, gc, json, os, pathlib, pickle, resource, sys, threading
+import atexit, contextlib, gc, json, os, pathlib, pickle, resource, sys, threading, time
 import torch, torch._dynamo, matplotlib.figure, torch.utils.tensorboard
 import rich.progress, rich.table, sklearn.datasets
 import engram.report.run_page, engram.serve.app, uvicorn
@@ -54,6 +54,8 @@ for line in sys.stdin:
             with contextlib.suppress(OSError):
                 stream.flush()
         os._exit(code)
+    while os.getpgid(child) != child:  # until then it has no group that a signal could reach
+        time.sleep(0.001)
     print(child, flush=True)
 """
 
