@@ -30,7 +30,7 @@ help:
 	@echo "make setup     create $(VENV) and install, nothing else"
 	@echo "make lint      ruff, the import contract and hadolint     make format   let ruff fix and format"
 	@echo "make types     mypy --strict"
-	@echo "make bench     speed compared with other libraries: benchmarks/results/speed.md (35 minutes)"
+	@echo "make bench     speed compared with other libraries: benchmarks/results/speed.md (45 minutes)"
 	@echo "make docs      build the documentation into site/"
 	@echo "make wheel     build the wheel and the sdist into dist/"
 	@echo "make wheel-test   the wheel in an empty environment outside of this folder (a minute)"

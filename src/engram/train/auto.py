@@ -266,11 +266,8 @@ class Portfolio:
 
     def __init__(self, runner: SweepRunner) -> None:
         self.name, self.splits, self.recipe = runner.name, runner.splits, runner.recipe
-        self.settings, self.processes, self.kind = (
-            runner.task,
-            runner.processes,
-            KINDS[self.splits.kind],
-        )
+        self.settings, self.processes = runner.task, runner.processes
+        self.kind = KINDS[self.splits.kind]
         self.recipe.check_for(self.kind)
         self.measured_by = self.kind.score_with(self.recipe.balance)
         self.solves = not self.settings.extends and not self.kind.per_pixel

@@ -277,8 +277,8 @@ class Cache:
 
         Gives the pictures that cannot be read, by name. What was stored before a crash or an
         interruption is not computed again, and a process waits for another one that fills the
-        cache. Processes that work together each take a share, which the contents alone decide: what
-        others write meanwhile leaves no picture to nobody.
+        cache. Processes that work together each take a share, which the contents alone decide, so
+        what others write meanwhile leaves no picture out.
         """
         bad: dict[str, str] = {}
         if self._missing(contents, processes):

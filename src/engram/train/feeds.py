@@ -160,12 +160,8 @@ class CacheFeed:
     sees_all: bool  # every training image as it is, so that all can be compared
 
     def __init__(self, plan: FeedPlan, processes: ProcessGroup) -> None:
-        self.plan, self.model, self.processes, self.recipe = (
-            plan,
-            plan.model,
-            processes,
-            plan.recipe,
-        )
+        self.plan, self.model, self.recipe = plan, plan.model, plan.recipe
+        self.processes = processes
         self.train, self.val = plan.splits["train"], plan.splits["val"]
         self.per_epoch = plan.per_epoch
         self.plain = plan.augment == "none"
@@ -221,10 +217,10 @@ class CacheFeed:
         missing = sum(map(len, self._absent().values()))
         count = counter(progress, "caching", missing, storage(self.missing()), self.processes.world)
         for cache, dataset, contents in self._stores:
-            workers, processes = self.recipe.workers, self.processes
             found = cache.fill(
-                dataset, contents, workers=workers, processes=processes, progress=count
-            )
+                dataset, contents,
+                workers=self.recipe.workers, processes=self.processes, progress=count,
+            )  # fmt: skip
             self.bad = found | self.bad
             if dataset.masks is not None:
                 self._read_masks(cache, dataset, progress)

@@ -104,11 +104,8 @@ class _Sums:
     """Adds up features, over the images of all processes, until `finish` makes statistics of it."""
 
     def __init__(self, statistics: ClassStatistics, processes: ProcessGroup) -> None:
-        self.statistics, self.processes, self._room = (
-            statistics,
-            processes,
-            _KEPT // processes.world,
-        )
+        self.statistics, self.processes = statistics, processes
+        self._room = _KEPT // processes.world
         groups, features = statistics.means.shape
         self._counts = torch.zeros(groups, dtype=torch.float64)
         self._sums = torch.zeros(groups, features, dtype=torch.float64)
