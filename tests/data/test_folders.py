@@ -14,7 +14,7 @@ from tests.support.pictures import encoded
 from tests.support.waiting import computing_less_than
 
 from engram.data.datasets import load
-from engram.data.overview import look_at
+from engram.data.overview import describe
 from engram.errors import EngramError, Notice
 from engram.images.decode import read_image
 from engram.images.masks import Legend
@@ -154,8 +154,8 @@ def test_pipes_and_links_to_themselves_are_images_that_cannot_be_read(folder: Pa
     os.mkfifo(folder / "red" / "pipe.png")
     (folder / "red" / "self.png").symlink_to(folder / "red" / "self.png")
     (folder / "loop").symlink_to(folder / "loop")
-    overview = look_at(load(folder), check=True)
-    assert sorted(sentence.partition(":")[0] for sentence in overview.unreadable) == [
+    found = describe(load(folder), check=True).document
+    assert sorted(sentence.partition(":")[0] for sentence in found["unreadable"]) == [
         str(folder / "red" / "pipe.png"),
         str(folder / "red" / "self.png"),
     ]

@@ -11,12 +11,12 @@ from tests.support.masks import write_masks
 
 from engram.data import overview
 from engram.data.datasets import Splits, load
-from engram.data.overview import describe, find_leaks, look_at, warnings
+from engram.data.overview import describe, find_leaks, warnings
 
 
 def described(splits: Splits, **options: Any) -> tuple[Any, dict[str, str], list[Any]]:
     """The document, the rows and the table."""
-    found = describe(look_at(splits, **options))
+    found = describe(splits, **options)
     return found.document, dict(found.rows), [found.columns, *found.table]
 
 

@@ -8,9 +8,7 @@ import pytest
 from engram import MemoryViT, random_backbone
 from engram.store.engram import Engram
 from engram.store.record import (
-    grown_from,
     lineage_rows,
-    merged_from,
     metric_cell,
     metric_rows,
     summarise_recipe,
@@ -61,8 +59,7 @@ def test_a_recipe_is_summed_up_without_its_lists() -> None:
     "odd", [None, "both", 3, {"task": "a"}, ["a", {"weight": "much"}, {"weight": 10**400}, {}]]
 )
 def test_a_lineage_of_any_other_form_is_none(odd: object) -> None:
-    assert merged_from(engram_with(recipe={"merged": odd})) == []
-    assert grown_from(engram_with(recipe={"grown_from": odd})) == []
+    assert lineage_rows(engram_with(recipe={"merged": odd, "grown_from": odd})) == []
 
 
 def test_what_a_task_grew_from_is_a_row() -> None:

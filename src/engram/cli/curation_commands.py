@@ -43,12 +43,12 @@ def data_command(
     flags: Given,
 ) -> None:
     """Print what is understood of a dataset; writes nothing."""
-    from engram.data.overview import describe, look_at
+    from engram.data.overview import describe
 
     with bars(as_json) as progress:
         splits = DataOptions(**flags[DataOptions]).load(data)
-        overview = look_at(splits, check=check, progress=progress)
-    show(describe(overview), as_json)
+        description = describe(splits, check=check, progress=progress)
+    show(description, as_json)
 
 
 @shared.app.command(name="check")

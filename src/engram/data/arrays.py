@@ -33,8 +33,8 @@ def read_npz(path: Path, request: DataRequest) -> FoundData:
         for pair in ((f"x_{name}", f"y_{name}"), (f"{name}_images", f"{name}_labels"))
     ]
     keys = {split: pair for split, pair in candidates if set(pair) <= arrays.keys()}
-    unsplit = not keys
-    if unsplit:
+    by = "the names of the arrays" if keys else ""
+    if not keys:
         pairs = [pair for pair in (("images", "labels"), ("x", "y")) if set(pair) <= arrays.keys()]
         if not pairs:
             raise EngramError(
@@ -47,9 +47,8 @@ def read_npz(path: Path, request: DataRequest) -> FoundData:
         for split, (x, y) in keys.items()
     }
     columns = next(iter(found.values()))[1]
-    by = "" if unsplit else "the names of the arrays"
     splits = {name: split for name, (split, _) in found.items()}
-    return FoundData(splits, classes, label_columns=columns, unsplit=unsplit, split_by=by)
+    return FoundData(splits, classes, label_columns=columns, split_by=by)
 
 
 def _arrays_in(path: Path) -> dict[str, Array]:

@@ -113,8 +113,8 @@ class Splits:
     """A Dataset for each split, or None, and how to augment the training data.
 
     `augment` and `flip` suit this data ("inception" or "pad-crop", mirrored or not). `left_out`
-    counts the files and rows that were not used. `unsplit` means that the source has no splits;
-    otherwise `split_by` is what says them, such as "the column 'fold'".
+    counts the files and rows that were not used. `split_by` is what says the splits, such as "the
+    column 'fold'"; empty if the source has none.
     """
 
     name: str
@@ -125,7 +125,6 @@ class Splits:
     augment: str = "inception"
     flip: bool = True
     left_out: Mapping[str, int] = field(default_factory=dict)
-    unsplit: bool = False
     split_by: str = ""
     kind: str = "classification"
     legend: Legend | None = None  # of segmentation: what the values in masks mean
@@ -145,6 +144,11 @@ class Splits:
     def datasets(self) -> dict[str, Dataset]:
         found = {"train": self.train, "val": self.val, "test": self.test}
         return {name: dataset for name, dataset in found.items() if dataset is not None}
+
+    @property
+    def unsplit(self) -> bool:
+        """Whether the source has no splits."""
+        return not self.split_by and len(self.datasets) == 1
 
     @property
     def held_out(self) -> Integers:
@@ -271,7 +275,7 @@ def load(
         found.classes = [str(value) for value in legend.values]
     names = classes or _classes(name, found, kind, one_class)
     if split is not None:
-        if found.unsplit:
+        if not found.split_by:
             found.splits = {split: found.splits["train"]}
         if split not in found.splits:
             raise EngramError(_no_split(name, split, found.splits))
@@ -379,13 +383,10 @@ def _numbered(
     return Splits(
         name,
         tuple(classes),
-        train=datasets.get("train"),
-        val=datasets.get("val"),
-        test=datasets.get("test"),
+        **datasets,
         augment=found.augment,
         flip=found.flip,
         left_out=found.left_out,
-        unsplit=found.unsplit,
         split_by=found.split_by,
         kind=kind,
         legend=legend,

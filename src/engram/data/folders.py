@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter, deque
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -55,30 +55,26 @@ def read_class_folders(root: Path, request: DataRequest) -> FoundData:
             f"{root} has the folders images/ and masks/, as data for segmentation has; give "
             f"{flag('kind', 'segmentation')}, or rename them if they are two classes."
         )
-    splits = {path.name: path for path in subfolders if usual_split(path.name)}
-    others = [path.name for path in subfolders if path.name not in splits]
-    for name, path in splits.items():
+    splits = [path for path in subfolders if usual_split(path.name)]
+    others = [path.name for path in subfolders if path not in splits]
+    for path in splits:
         if set(others) & {below.name for below in _subfolders(path)}:
             raise EngramError(
-                f"{root} has class folders next to {name}/, which has folders of the same names; "
-                f"move {join_names(others, 3)} into {root / 'train'}/."
+                f"{root} has class folders next to {path.name}/, which has folders of the same "
+                f"names; move {join_names(others, 3)} into {root / 'train'}/."
             )
     # "train" can be a class of vehicles: a train/ that is a split has class folders in it.
-    in_train = [p for name, p in splits.items() if usual_split(name) == "train" and _subfolders(p)]
-    has_splits = bool(splits) and (len(splits) == len(subfolders) or bool(in_train))
-    if has_splits:
-        names = match_splits(splits, {}, str(root))
-        found = {split: _read_classes(splits[name]) for split, name in names.items()}
-        return _found(found, names.values(), _loose_files(root))
+    in_train = [path for path in splits if usual_split(path.name) == "train" and _subfolders(path)]
+    if splits and (not others or in_train):
+        return _read_splits(root, splits, _read_classes, _loose_files(root))
     return _found({"train": _read_classes(root)})
 
 
-def _read_classes(root: Path) -> tuple[FoundSplit, Counter[str]]:
-    """The images below every class folder, and what other files there are."""
-    folders = _subfolders(root)
-    left_out = _loose_files(root)
+def _read_classes(root: Path) -> FoundSplit:
+    """The images below every class folder."""
+    folders, loose = _subfolders(root), _loose_files(root)
     if not folders:
-        if left_out[_LOOSE] or left_out[_HEIC]:
+        if loose[_LOOSE] or loose[_HEIC]:
             raise EngramError(
                 f"{root} has images but no class folders; put them into a folder per class."
             )
@@ -88,8 +84,8 @@ def _read_classes(root: Path) -> tuple[FoundSplit, Counter[str]]:
         other = known.setdefault(_identity(folder), folder)
         if other != folder:
             raise EngramError(f"{folder} and {other} are the same folder; remove one of the two.")
-    found, others = _labelled(folders, classes=True)
-    return found, left_out + others
+    found = _labelled(folders, classes=True)
+    return replace(found, left_out=loose + found.left_out)
 
 
 def _loose_files(root: Path) -> Counter[str]:
@@ -116,20 +112,20 @@ def read_mask_folders(root: Path, masks: Path | None = None) -> FoundData:
 
     Without `masks` both trees are in `root`, or in every split's folder: images/ and masks/.
     """
-    if masks is not None:
-        return _read_trees(root, masks)
-    subfolders = {path.name: path for path in _subfolders(root)}
-    if {"images", "masks"} <= subfolders.keys():
-        return _read_trees(subfolders["images"], subfolders["masks"])
-    splits = {name: path for name, path in subfolders.items() if usual_split(name)}
-    if not splits:
-        raise _no_masks(root)
-    found = {}
-    for split, name in match_splits(splits, {}, str(root)).items():
-        if not all((splits[name] / needed).is_dir() for needed in ("images", "masks")):
-            raise _no_masks(splits[name])
-        found[split] = _pair_masks(splits[name] / "images", splits[name] / "masks")
-    return _found(found, splits)
+    if masks is None and {"images", "masks"} <= {path.name for path in _subfolders(root)}:
+        root, masks = root / "images", root / "masks"
+    folders = _subfolders(root)
+    splits = [path for path in folders if usual_split(path.name)]
+    if masks is None:
+        for folder in splits or [root]:
+            if not all((folder / name).is_dir() for name in ("images", "masks")):
+                raise _no_masks(folder)
+        return _read_splits(root, splits, lambda one: _pair_masks(one / "images", one / "masks"))
+    if not masks.is_dir():
+        raise EngramError(f"{masks} is not a folder; give the folder of the masks.")
+    if splits and splits == folders:
+        return _read_splits(root, splits, lambda one: _pair_masks(one, masks / one.name))
+    return _found({"train": _pair_masks(root, masks)})
 
 
 def _no_masks(root: Path) -> EngramError:
@@ -141,18 +137,7 @@ def _no_masks(root: Path) -> EngramError:
     )
 
 
-def _read_trees(images: Path, masks: Path) -> FoundData:
-    if not masks.is_dir():
-        raise EngramError(f"{masks} is not a folder; give the folder of the masks.")
-    names = [path.name for path in _subfolders(images)]
-    if not names or not all(usual_split(name) for name in names):
-        return _found({"train": _pair_masks(images, masks)})
-    splits = match_splits(names, {}, str(images))
-    found = {s: _pair_masks(images / name, masks / name) for s, name in splits.items()}
-    return _found(found, names)
-
-
-def _pair_masks(images: Path, masks: Path) -> tuple[FoundSplit, Counter[str]]:
+def _pair_masks(images: Path, masks: Path) -> FoundSplit:
     """Every image with the mask of the same name, whatever the suffix, in the other tree."""
     (files,) = _files_below([images])
     paths, left_out = _sorted_out(files)
@@ -171,7 +156,7 @@ def _pair_masks(images: Path, masks: Path) -> tuple[FoundSplit, Counter[str]]:
         others = f", nor {verb} {counted(more, 'other image')}" if more else ""
         raise EngramError(f"{missing[0]} has no mask of the same name in {masks}{others}.")
     found = Files(tuple(by_stem[_stem(path, images)] for path in paths))
-    return FoundSplit(Files(tuple(paths)), [None] * len(paths), found), left_out
+    return FoundSplit(Files(tuple(paths)), [None] * len(paths), found, left_out=left_out)
 
 
 def _masks_in(masks: Path, folders: set[str]) -> list[str]:
@@ -197,29 +182,27 @@ def read_good_folders(root: Path) -> FoundData:
     """Read good images, with splits or without, and images of defects with their masks."""
     masks = next((path for path in _subfolders(root) if path.name in _MASK_FOLDERS), None)
     folders = [path for path in _subfolders(root) if path != masks]
-    splits = {path.name: path for path in folders if usual_split(path.name)}
+    splits = [path for path in folders if usual_split(path.name)]
     if splits:
-        names = match_splits(splits, {}, str(root))
-        found = {split: _read_good(splits[name], masks) for split, name in names.items()}
-        return _found(found, names.values())
+        return _read_splits(root, splits, lambda split: _read_good(split, masks))
     good = [path for path in folders if path.name.lower() in GOOD]
     if not good:
         return _found({"train": _read_good(root, None)})
-    others = [path for path in folders if path not in good]
     found = {"train": _labelled(good)}
+    others = [path for path in folders if path not in good]
     if others:
         found["test"] = _labelled(others, masks)
     return _found(found, ["test"] * bool(others))
 
 
-def _read_good(root: Path, masks: Path | None) -> tuple[FoundSplit, Counter[str]]:
+def _read_good(root: Path, masks: Path | None) -> FoundSplit:
     """One split: images as they are, all of them good, or in folders that say what is wrong."""
     folders = _subfolders(root)
     if not folders:
         images, others = _sorted_out(_scan(os.fspath(root))[0])
         if not images:
             raise EngramError(f"{root} has no images; put good images into it.")
-        return FoundSplit(Files(tuple(images)), [GOOD[0]] * len(images)), others
+        return FoundSplit(Files(tuple(images)), [GOOD[0]] * len(images), left_out=others)
     if not any(path.name.lower() in GOOD for path in folders):
         listed = join_names([path.name for path in folders], 4)
         raise EngramError(
@@ -231,7 +214,7 @@ def _read_good(root: Path, masks: Path | None) -> tuple[FoundSplit, Counter[str]
 
 def _labelled(
     folders: Sequence[Path], masks: Path | None = None, classes: bool = False
-) -> tuple[FoundSplit, Counter[str]]:
+) -> FoundSplit:
     """The images in folders, each labelled with the name of its folder; a class needs some."""
     paths: list[str] = []
     labels: list[str] = []
@@ -244,20 +227,21 @@ def _labelled(
         labels += [folder.name] * len(images)
         left_out += others
     found = None if masks is None else _defect_masks(paths, labels, masks)
-    return FoundSplit(Files(tuple(paths)), labels, found), left_out
+    return FoundSplit(Files(tuple(paths)), labels, found, left_out=left_out)
 
 
 def _defect_masks(paths: Sequence[str], labels: Sequence[str], root: Path) -> DefectMasks | None:
     """The masks of images, where every image that is not good has one; else None."""
     found: list[str] = []
     for path, label in zip(paths, labels, strict=True):
-        stem = Path(path).stem
-        names = [root / label / f"{stem}{end}.png" for end in ("_mask", "")]
-        mask = next((str(name) for name in names if name.is_file()), "")
-        good = label.lower() in GOOD
-        if not mask and not good:
+        if label.lower() in GOOD:
+            found.append("")
+            continue
+        names = [root / label / f"{Path(path).stem}{end}.png" for end in ("_mask", "")]
+        mask = next((str(name) for name in names if name.is_file()), None)
+        if mask is None:
             return None
-        found.append("" if good else mask)
+        found.append(mask)
     return DefectMasks(tuple(paths), tuple(found)) if any(found) else None
 
 
@@ -275,23 +259,31 @@ class DefectMasks:
         return np.where(read_mask(self.paths[row]) > 0, 1, 2).astype(np.uint8)
 
     def row_name(self, row: int) -> str:
-        return self.paths[row] or os.fspath(self.images[row])
+        return self.paths[row] or self.images[row]
+
+
+def _read_splits(
+    root: Path,
+    folders: Sequence[Path],
+    read: Callable[[Path], FoundSplit],
+    loose: Mapping[str, int] | None = None,
+) -> FoundData:
+    """The splits in folders with their usual names."""
+    paths = {path.name: path for path in folders}
+    names = match_splits(paths, {}, str(root))
+    return _found({split: read(paths[name]) for split, name in names.items()}, paths, loose)
 
 
 def _found(
-    splits: Mapping[str, tuple[FoundSplit, Counter[str]]],
+    splits: dict[str, FoundSplit],
     folders: Collection[str] = (),
-    left_out: Counter[str] | None = None,
+    loose: Mapping[str, int] | None = None,
 ) -> FoundData:
-    left_out = sum((others for _, others in splits.values()), left_out or Counter())
+    left_out = sum((found.left_out for found in splits.values()), Counter(loose))
     _tell_of_heic(left_out)
     names = [f"{name}/" for split in SPLITS for name in folders if usual_split(name) == split]
-    return FoundData(
-        {split: found for split, (found, _) in splits.items()},
-        unsplit=not names,
-        split_by=f"the folder{'s' * (len(names) > 1)} {' and '.join(names)}" if names else "",
-        left_out=left_out,
-    )
+    by = f"the folder{'s' * (len(names) > 1)} {' and '.join(names)}" if names else ""
+    return FoundData(splits, split_by=by, left_out=left_out)
 
 
 # Files below a folder

@@ -11,7 +11,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,49 +36,6 @@ _UNEQUAL = 5  # times as many images of one class as of another: worth a word
 _FEW = 5  # training images of a class
 
 Sample: TypeAlias = tuple[Dataset, int]
-
-
-@dataclass(frozen=True)
-class Overview:
-    """A dataset, and the sizes, bad files and duplicates among its images."""
-
-    splits: Splits
-    looked_at: int
-    sizes: npt.NDArray[np.int64]  # (images, 2): width and height of those that can be read
-    unreadable: Sequence[str]  # "PATH: reason"
-    checked: bool
-    duplicates: Duplicates | None  # None: not looked for
-
-    @property
-    def images(self) -> int:
-        return sum(map(len, self.splits.datasets.values()))
-
-
-def look_at(splits: Splits, *, check: bool = False, progress: Progress = silent) -> Overview:
-    """Look at the headers of at most 5,000 images, spread over the dataset.
-
-    With `check`, decode every image and look for all duplicates, however long that takes.
-    """
-
-    def size(sample: Sample) -> tuple[int, int] | BadImage:
-        dataset, i = sample
-        try:
-            if not check:
-                return image_size(dataset.read(i), name=dataset.sample_name(i))
-            if dataset.masks is not None:
-                dataset.mask(i)
-            return read_image(dataset.read(i), name=dataset.sample_name(i)).size
-        except BadImage as error:
-            return error
-
-    datasets = list(splits.datasets.values())
-    samples = [(dataset, i) for dataset in datasets for i in range(len(dataset))]
-    duplicates = find_duplicates(samples, None if check else MOST_READ, progress)
-    samples = samples if check else [samples[i] for i in spread(len(samples), SAMPLE)]
-    found = _in_threads(size, samples, "images", progress)
-    pairs = np.array([one for one in found if isinstance(one, tuple)], dtype=np.int64)
-    unreadable = [str(one) for one in found if isinstance(one, BadImage)]
-    return Overview(splits, len(samples), pairs.reshape(-1, 2), unreadable, check, duplicates)
 
 
 def _in_threads(
@@ -142,17 +99,40 @@ def find_duplicates(
     for digest in (_size, _piece, _whole) if files else (_whole,):
         candidates = [(group, sample) for group, own in enumerate(groups) for sample in own]
         chosen = [sample for _, sample in candidates]
-        keys: Iterable[Hashable] = map(_size, chosen)  # too quick for threads
-        if digest is not _size:
-            if most is not None and len(chosen) > most:
-                return None
-            keys = _in_threads(digest, chosen, "duplicates", progress)
+        look: Callable[[Sample], Hashable] = partial(_digest_or_none, digest)
+        if digest is _size:  # too quick for threads
+            keys = list(map(look, chosen))
+        elif most is not None and len(chosen) > most:
+            return None
+        else:
+            keys = _in_threads(look, chosen, "duplicates", progress)
         found: dict[Hashable, list[Sample]] = defaultdict(list)
         for (group, sample), key in zip(candidates, keys, strict=True):
             if key is not None:
                 found[group, key].append(sample)
         groups = [own for own in found.values() if len(own) > 1]
     return groups
+
+
+def _digest_or_none(digest: Callable[[Dataset, int], Hashable], sample: Sample) -> Hashable:
+    try:
+        return digest(*sample)
+    except (OSError, BadImage):
+        return None
+
+
+def _size(dataset: Dataset, i: int) -> Hashable:
+    return os.path.getsize(str(dataset.read(i)))
+
+
+def _piece(dataset: Dataset, i: int) -> Hashable:
+    with open_regular(str(dataset.read(i))) as file:
+        file.seek(max(0, (os.fstat(file.fileno()).st_size - _PIECE) // 2))
+        return hashlib.blake2b(file.read(_PIECE)).digest()
+
+
+def _whole(dataset: Dataset, i: int) -> Hashable:
+    return dataset.sample_hash(i)
 
 
 def find_leaks(splits: Splits, split: str) -> list[int]:
@@ -178,29 +158,6 @@ def warnings(splits: Splits) -> Iterator[str]:
 
 def _labels(sample: Sample) -> Any:
     return sample[0].labels[sample[1]].tolist()
-
-
-def _size(sample: Sample) -> Hashable:
-    try:
-        return os.path.getsize(str(sample[0].read(sample[1])))
-    except OSError:
-        return None
-
-
-def _piece(sample: Sample) -> Hashable:
-    try:
-        with open_regular(str(sample[0].read(sample[1]))) as file:
-            file.seek(max(0, (os.fstat(file.fileno()).st_size - _PIECE) // 2))
-            return hashlib.blake2b(file.read(_PIECE)).digest()
-    except OSError:
-        return None
-
-
-def _whole(sample: Sample) -> Hashable:
-    try:
-        return sample[0].sample_hash(sample[1])
-    except BadImage:
-        return None
 
 
 # Labels
@@ -278,27 +235,46 @@ def label_words(dataset: Dataset, i: int) -> str:
 # For people and machines
 
 
-def describe(overview: Overview) -> Description:
-    """The overview as a document, rows and a table of classes."""
-    splits = overview.splits
+def describe(splits: Splits, *, check: bool = False, progress: Progress = silent) -> Description:
+    """The dataset as a document, rows and a table of classes.
+
+    The headers of at most 5,000 images are read, spread over the dataset. With `check`, every image
+    is decoded and all duplicates are looked for, however long that takes.
+    """
+    datasets = list(splits.datasets.values())
+    samples = [(dataset, i) for dataset in datasets for i in range(len(dataset))]
+    images = len(samples)
+    found = find_duplicates(samples, None if check else MOST_READ, progress)
+    samples = samples if check else [samples[i] for i in spread(images, SAMPLE)]
+    sizes = _in_threads(partial(_look_at, check=check), samples, "images", progress)
+    bad = [str(one) for one in sizes if isinstance(one, BadImage)]
+    pixels = _sizes([one for one in sizes if not isinstance(one, BadImage)])
+    seen = f" of {len(samples):,} of {images:,} images" if len(samples) < images else ""
     counts, examples = class_counts(splits), list(_examples(splits))
     hints = list(_hints(splits, counts))
+    duplicates, duplicates_in_words = _duplicates(found)
     document = {
         "data": splits.name,
         "kind": splits.kind,
         "splits": {name: len(dataset) for name, dataset in splits.datasets.items()},
         "split_by": splits.split_by,
         "classes": class_list(splits),
-        "images": overview.images,
-        "looked_at": overview.looked_at,
-        "sizes": _sizes(overview.sizes),
-        "unreadable": list(overview.unreadable),
+        "images": images,
+        "looked_at": len(samples),
+        "sizes": pixels,
+        "unreadable": bad,
         "ignored": dict(splits.left_out),
-        "duplicates": _duplicates(overview.duplicates)[0],
+        "duplicates": duplicates,
         "hints": hints,
         "examples": examples,
     }
-    rows = [*_split_rows(splits), *_image_rows(overview)]
+    rows = list(_split_rows(splits))
+    if pixels is not None:
+        low, middle, high = (f"{width:,}x{height:,}" for width, height in pixels.values())
+        same = low if low == high else f"{low} to {high}, median {middle}"
+        rows.append(("pixels", f"{same}, by the headers{seen}" if seen else same))
+    rows.append(("unreadable", _unreadable(bad, seen, check)))
+    rows.append(("duplicates", duplicates_in_words))
     rows += [("worth knowing", hint) for hint in hints]
     lines = [f"  {one['image']}  {one['label']}" for one in examples]
     rows.append(("examples", "\n" + "\n".join(lines)))
@@ -306,11 +282,24 @@ def describe(overview: Overview) -> Description:
     return Description(document, rows, columns, table)
 
 
+def _look_at(sample: Sample, check: bool) -> tuple[int, int] | BadImage:
+    """Width and height of an image, or what is wrong with it."""
+    dataset, i = sample
+    try:
+        if not check:
+            return image_size(dataset.read(i), name=dataset.sample_name(i))
+        if dataset.masks is not None:
+            dataset.mask(i)
+        return read_image(dataset.read(i), name=dataset.sample_name(i)).size
+    except BadImage as error:
+        return error
+
+
 def _split_rows(splits: Splits) -> Iterator[tuple[str, str]]:
     yield "data", splits.name
     yield "kind", f"{splits.kind}, {counted(len(splits.classes), *KINDS[splits.kind].nouns)}"
     sizes = ", ".join(f"{name} {len(found):,}" for name, found in splits.datasets.items())
-    by = "the data has no splits of its own" if splits.unsplit else f"by {splits.split_by}"
+    by = f"by {splits.split_by}" if splits.split_by else "the data has no splits of its own"
     yield "splits", f"{sizes}; {by}"
     if splits.val is None and splits.train is not None:
         yield "validation", "a tenth of train is held out when a task is trained (--val-share)"
@@ -318,34 +307,25 @@ def _split_rows(splits: Splits) -> Iterator[tuple[str, str]]:
         yield "ignored", splits.ignored_words
 
 
-def _image_rows(overview: Overview) -> Iterator[tuple[str, str]]:
-    sizes, bad = _sizes(overview.sizes), overview.unreadable
-    part = overview.looked_at < overview.images
-    seen = f" of {overview.looked_at:,} of {overview.images:,} images" if part else ""
-    if sizes is not None:
-        low, middle, high = (f"{size[0]:,}x{size[1]:,}" for size in sizes.values())
-        same = low if low == high else f"{low} to {high}, median {middle}"
-        yield "pixels", f"{same}, by the headers{seen}" if part else same
+def _unreadable(bad: Sequence[str], seen: str, checked: bool) -> str:
     if bad:
         lines = "".join(f"\n  {one}" for one in bad[:5])
         more = f"\n  and {len(bad) - 5:,} more" if len(bad) > 5 else ""
-        yield "unreadable", f"\n  {len(bad):,}{seen}:{lines}{more}"
-    elif overview.checked:
-        yield "unreadable", "none; every image was decoded"
-    else:
-        yield "unreadable", f"none, by the headers{seen}; --check decodes every image"
-    yield "duplicates", _duplicates(overview.duplicates)[1]
+        return f"\n  {len(bad):,}{seen}:{lines}{more}"
+    if checked:
+        return "none; every image was decoded"
+    return f"none, by the headers{seen}; --check decodes every image"
 
 
-def _sizes(sizes: npt.NDArray[np.int64]) -> dict[str, list[int]] | None:
+def _sizes(sizes: Sequence[tuple[int, int]]) -> dict[str, list[int]] | None:
     """The smallest and the largest image by area, and the median width and height."""
-    if len(sizes) == 0:
+    if not sizes:
         return None
-    areas = sizes.prod(axis=1)
+    areas = np.prod(sizes, axis=1)
     return {
-        "smallest": sizes[areas.argmin()].tolist(),
+        "smallest": list(sizes[areas.argmin()]),
         "median": np.median(sizes, axis=0).astype(int).tolist(),
-        "largest": sizes[areas.argmax()].tolist(),
+        "largest": list(sizes[areas.argmax()]),
     }
 
 

@@ -60,19 +60,18 @@ def read_hub(source: str, request: DataRequest) -> FoundData:
 
 def read_tables(tables: Mapping[str, Any], title: str, request: DataRequest, by: str) -> FoundData:
     """Read tables of the package `datasets` by the names of their splits, which `by` gives."""
-    unsplit = list(tables) == [UNSPLIT]
+    if list(tables) == [UNSPLIT]:
+        by = ""
     divided = _divide(tables, title, request)
     if divided:
         tables, by = divided
-        unsplit, request = False, replace(request, split_names={})
+        request = replace(request, split_names={})
     splits, classes = {}, None
     columns: list[str] = []
     for split, name in match_splits(tables, request.split_names, title).items():
         splits[split], listed, columns = _read_split(tables[name], f"{title}/{name}", request)
         classes = classes or listed
-    return FoundData(
-        splits, classes, label_columns=columns, unsplit=unsplit, split_by="" if unsplit else by
-    )
+    return FoundData(splits, classes, label_columns=columns, split_by=by)
 
 
 def _divide(

@@ -63,7 +63,7 @@ def read_objects(data: PythonData, request: DataRequest) -> FoundData:
     """Read data that is in memory; other objects are an EngramError."""
     tables = _tables(data)
     if tables is not None:
-        by = "" if list(tables) == [UNSPLIT] else f"the keys of the {object_name(data)}"
+        by = f"the keys of the {object_name(data)}"
         return read_tables(tables, object_name(data), request, by)
     if request.split_column is not None:
         raise EngramError(
@@ -83,7 +83,7 @@ def read_objects(data: PythonData, request: DataRequest) -> FoundData:
     found = {split: _read_one(name, given[name], request) for split, name in matched.items()}
     first = found.get("train") or next(iter(found.values()))
     splits = {split: part.splits["train"] for split, part in found.items()}
-    return replace(first, splits=splits, unsplit=False, split_by="the keys of the dict")
+    return replace(first, splits=splits, split_by="the keys of the dict")
 
 
 def _tables(data: Any) -> dict[str, Any] | None:
@@ -188,7 +188,7 @@ def _read_pair(title: str, images: Any, labels: Any, request: DataRequest) -> Fo
         if array.ndim == 2:
             classes = list(request.classes) or None
         split, columns = read_arrays(title, pixels, array, classes, request)
-        return FoundData({"train": split}, classes, columns, unsplit=True)
+        return FoundData({"train": split}, classes, columns)
     rows: Rows = Items(images, None, title)
     if all(isinstance(image, (str, os.PathLike)) for image in images):
         rows = Files(tuple(map(os.fspath, images)))
@@ -198,7 +198,7 @@ def _read_pair(title: str, images: Any, labels: Any, request: DataRequest) -> Fo
 
 
 def _masked(rows: Rows, masks: MaskItems) -> FoundData:
-    return FoundData({"train": FoundSplit(rows, [None] * len(masks.data), masks)}, unsplit=True)
+    return FoundData({"train": FoundSplit(rows, [None] * len(masks.data), masks)})
 
 
 def _labelled(
@@ -222,7 +222,7 @@ def _labelled(
     names = names_for([label for row in labels for label in row], listed, request)
     cells = (dict(zip(columns, row, strict=True)) for row in labels)
     split = FoundSplit(rows, read_labels(title, cells, names, request))
-    return FoundData({"train": split}, names, columns, unsplit=True)
+    return FoundData({"train": split}, names, columns)
 
 
 # Items that have an image and a label

@@ -5,6 +5,7 @@ without decoding them, and raises an EngramError that says what is wrong with th
 `datasets.load` chooses the reader.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -103,25 +104,26 @@ class FoundSplit:
 
     For segmentation the labels are None and `masks` has the mask of every image. For anomaly it can
     have masks, too. `groups` are the cells of the column that says which images belong together.
+    `left_out` counts files that were not used.
     """
 
     rows: Rows
     labels: list[Any]
     masks: Rows | None = None
     groups: Sequence[Any] | None = None
+    left_out: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
 class FoundData:
     """All splits that a reader found, and the classes that the source lists.
 
-    `Splits` says what `unsplit`, `split_by`, `augment`, `flip` and `left_out` are.
+    `Splits` says what `augment`, `flip`, `split_by` and `left_out` are.
     """
 
     splits: dict[str, FoundSplit]
     classes: Sequence[str] | None = None
     label_columns: Sequence[str] = ("label",)
-    unsplit: bool = False
     augment: str = "inception"
     flip: bool = True
     split_by: str = ""

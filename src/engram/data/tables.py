@@ -60,7 +60,6 @@ def read_table(path: Path, request: DataRequest) -> FoundData:
     return FoundData(
         {name: _found_split(rows, group is not None) for name, rows in found.items()},
         label_columns=labels,
-        unsplit=division is None,
         split_by=division.by if division else "",
         left_out={"rows of no split": splits.count(None)} if None in splits else {},
     )

@@ -187,15 +187,8 @@ def version_file(task: str, content: str) -> str:
 
 
 def read_version(folder: Path, task: str, content: str) -> Engram:
-    """Read a version of a task, and verify that it is that one."""
-    path = folder / version_file(task, content)
-    engram = read_engram(path)
-    if (engram.spec.name, engram.content) != (task, content):
-        raise EngramError(
-            f"{path} holds {engram.spec.name!r} with the content {engram.content[:16]}; it is not "
-            "the version that its name says. Get a good copy of the bundle."
-        )
-    return engram
+    """Read an older version of a task, or its shadow."""
+    return _read_listed(folder / version_file(task, content), task, content)
 
 
 def is_bundle(folder: PathOrHubId) -> bool:
@@ -271,18 +264,23 @@ def _read_bundle(folder: Path, manifest: Mapping[str, Any]) -> Bundle:
 
 def stored_version(folder: Path, task: str, content: str) -> Engram:
     """Read a version of a task, from its file or, where that holds another one, from its copy."""
-    path = folder / f"{task}.safetensors"
-    if not path.exists() and (folder / version_file(task, content)).exists():
-        return read_version(folder, task, content)
+    try:
+        return _read_listed(folder / f"{task}.safetensors", task, content)
+    except EngramError:
+        with contextlib.suppress(EngramError):
+            return read_version(folder, task, content)
+        raise
+
+
+def _read_listed(path: Path, task: str, content: str) -> Engram:
     engram = read_engram(path)
-    if (engram.spec.name, engram.content) == (task, content):
-        return engram
-    with contextlib.suppress(EngramError):
-        return read_version(folder, task, content)
-    raise EngramError(
-        f"{path} holds {engram.spec.name!r} with the content {engram.content[:12]}, but {MANIFEST} "
-        f"lists {task!r} with {printable(content[:12])}; compose the bundle again."
-    )
+    if (engram.spec.name, engram.content) != (task, content):
+        raise EngramError(
+            f"{path} holds {engram.spec.name!r} with the content {engram.content[:12]}, but "
+            f"{MANIFEST} lists {task!r} with {content[:12]}; compose the bundle again, or get a "
+            "good copy."
+        )
+    return engram
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

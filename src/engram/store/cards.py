@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from engram import __version__
 from engram.store.describe import summarise_preprocessing, summarise_shape
 from engram.store.engram import Engram, summarise_regime
-from engram.store.record import grown_from, is_number, merged_from, numbers_by_split
+from engram.store.record import lineage_rows, metric_rows, numbers_by_split, summarise_recipe
 from engram.store.remote import LISTED
 from engram.util.hub import REPO
 from engram.util.text import printable, summarise_names
@@ -28,7 +27,6 @@ _PIPELINES = {
     "multilabel": "image-classification",
     "segmentation": "image-segmentation",
 }
-_MOST = 100  # settings on a card
 _NO_RESULTS = ("loss", "mean", "deviation", "temperature", "threshold", "uncalibrated_ece")
 _METRICS = {"macro_f1": "f1", "top5": "top-5 accuracy"}  # our name -> the Hub's
 
@@ -64,13 +62,11 @@ def write_card(
         where="" if base or backbone.source == "pico" else ', backbone="path/to/that/vit"',
         front_matter=_front_matter(repo, engrams, license),
         about=_about(engrams),
-        sections=[section for engram in engrams for section in _sections(engram)],
+        facts=lambda e: [*lineage_rows(e), *metric_rows(e), ("recipe", summarise_recipe(e))],
         shape=summarise_shape(backbone, backbone.heads),
         preprocessing=summarise_preprocessing(engrams[0].preprocessing),
         classes=lambda spec: summarise_names(spec.classes, 12, spec.kind_object.nouns),
         regime=summarise_regime,
-        merged_from=merged_from,
-        grown_from=grown_from,
         sha256=lambda data: hashlib.sha256(data).hexdigest(),
         version=__version__,
     )
@@ -130,9 +126,9 @@ def _results(engram: Engram) -> list[EvalResult]:
     ]
 
 
-def _cell(text: object) -> str:
+def _cell(text: object, most: int = 400) -> str:
     """Text that is safe in a table or a line of Markdown."""
-    return re.sub(r"([|<>`\\*_\[\]#])", r"\\\1", printable(str(text), 400))
+    return re.sub(r"([|<>`\\*_\[\]#])", r"\\\1", printable(str(text), most))
 
 
 def _about(engrams: Sequence[Engram]) -> str:
@@ -148,29 +144,3 @@ def _about(engrams: Sequence[Engram]) -> str:
         then = "Its own copy of the ViT is in the file." if own else "The ViT is not in it."
         then += " It needs a pass of its own."
     return f"{what} ({_PAPER}). {then}"
-
-
-def _sections(engram: Engram) -> Iterator[tuple[str, str]]:
-    """Title and text of the sections on data, metrics and recipe, where an engram has any."""
-    name, recipe = _cell(engram.spec.name), engram.recipe
-    facts = [_cell(_data_name(engram))] if _data_name(engram) else []
-    if is_number(recipe.get("train_images")):
-        facts.append(f"{recipe['train_images']:,} training images")
-    if facts:
-        yield f"Data of {name}", ", ".join(facts)
-    splits = numbers_by_split(engram.metrics)
-    if splits:
-        names = list(dict.fromkeys(name for values in splits.values() for name in values))
-        lines = [["split", *map(_cell, names)], ["---"] * (1 + len(names))]
-        for split, values in splits.items():
-            cells = (f"{values[n]:.4g}" if n in values else "" for n in names)
-            lines.append([split or "-", *cells])
-        yield f"Metrics of {name}", "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    settings = (
-        f"{_cell(key)} {_cell(value)}"
-        for key, value in recipe.items()
-        if not isinstance(value, (list, dict)) and key not in ("data", "train_images")
-    )
-    text = ", ".join(islice(settings, _MOST))
-    if text:
-        yield f"Recipe of {name}", text

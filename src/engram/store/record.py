@@ -15,7 +15,7 @@ from engram.tasks.metrics import SHARES, TITLES, shown
 from engram.util.text import counted
 
 Rows = list[tuple[str, str]]
-_MOST = 100  # metrics of a split, splits, and sources of an engram
+_MOST = 100  # metrics of a split, splits, settings, and sources of an engram
 
 
 def numbers_by_split(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -78,45 +78,37 @@ def metric_cell(engram: Engram) -> str:
     return ""
 
 
-def merged_from(engram: Engram) -> list[tuple[str, str, float]]:
-    """The engrams that it is the average of, if it is one: name, content and weight of each."""
-    return _sources(engram, "merged", "weight")
-
-
-def grown_from(engram: Engram) -> list[tuple[str, str, float]]:
-    """The engrams whose classes it has, besides its own: name, content and how many they are."""
-    return _sources(engram, "grown_from", "classes")
-
-
-def _sources(engram: Engram, key: str, number: str) -> list[tuple[str, str, float]]:
-    recorded = engram.recipe.get(key)
-    sources = recorded if isinstance(recorded, (list, tuple)) else []
-    return [
-        (str(one.get("task", "")), str(one.get("content", "")), float(one[number]))
-        for one in islice(sources, _MOST)
-        if isinstance(one, Mapping) and is_number(one.get(number))
-    ]
-
-
 def lineage_rows(engram: Engram) -> Rows:
     """The engrams that it extends, that it is the average of, and whose classes it has."""
     return [
         *(("extends", f"{name}, content {content}") for name, content in engram.parents.items()),
         *(
-            ("merged from", f"{name}, content {content}, weight {weight:.4g}")
-            for name, content, weight in merged_from(engram)
+            ("merged from", f"{source}, weight {weight:.4g}")
+            for source, weight in _sources(engram, "merged", "weight")
         ),
         *(
-            ("grown from", f"{name}, content {content}, its {count:,.0f} classes come first")
-            for name, content, count in grown_from(engram)
+            ("grown from", f"{source}, its {count:,.0f} classes come first")
+            for source, count in _sources(engram, "grown_from", "classes")
         ),
+    ]
+
+
+def _sources(engram: Engram, key: str, number: str) -> list[tuple[str, float]]:
+    """Name and content of the engrams that a field of the recipe lists, with a number of each."""
+    recorded = engram.recipe.get(key)
+    sources = recorded if isinstance(recorded, (list, tuple)) else []
+    return [
+        (f"{one.get('task', '')}, content {one.get('content', '')}", float(one[number]))
+        for one in islice(sources, _MOST)
+        if isinstance(one, Mapping) and is_number(one.get(number))
     ]
 
 
 def summarise_recipe(engram: Engram) -> str:
     """The settings of the recipe, without lists and objects."""
-    return ", ".join(
+    settings = (
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in engram.recipe.items()
         if not isinstance(value, (list, dict))
     )
+    return ", ".join(islice(settings, _MOST))
