@@ -152,7 +152,7 @@ def test_a_header_has_the_settings_of_its_regime_and_no_others(regime: str) -> N
 @pytest.mark.parametrize(
     ("regime", "changes", "reason"),
     [
-        ("side", {"rank": 10_000}, "the tensor cells has the shape (3, 5, 4), but the header req"),
+        ("side", {"rank": 10_000}, "the tensor cells has the shape (3, 5, 4), and (3, 5, 10000) is"),
         ("side", {"rank": 10_001}, "rank is 10001"),
         ("side", {"rank": 0}, "rank is 0"),
         ("side", {"rank": 4.0}, "rank is 4.0"),
@@ -170,7 +170,7 @@ def test_a_header_has_the_settings_of_its_regime_and_no_others(regime: str) -> N
         ("side", {"regime": "masked"}, "'masked' has no setting 'rank'"),
         ("side", {"update": "add"}, "'side' has no setting 'update'"),
         ("readout", {"layers": 10_000}, "task.layers is 10000, and on this backbone it is 3"),
-        ("readout", {"layers": 2}, "the tensor head.weight has the shape (3, 144), but the header"),
+        ("readout", {"layers": 2}, "the tensor head.weight has the shape (3, 144), and (3, 96)"),
         ("readout", {"layers": 0}, "task.layers is 0"),
         ("readout", {"rank": 16}, "'readout' has no setting 'rank'"),
         ("side+readout", {"rank": 10_000, "layers": 1}, "the tensor cells has the shape"),

@@ -261,8 +261,8 @@ def shape_mismatch(
     for name in sorted(set(found) | set(expected)):
         if found.get(name) != expected.get(name):
             return (
-                f"the tensor {name} has the shape {found.get(name, 'none')}, but the header "
-                f"requires {expected.get(name, 'none')}"
+                f"the tensor {name} has the shape {found.get(name, 'none')}, and "
+                f"{expected.get(name, 'none')} is needed"
             )
     return None
 

@@ -25,7 +25,7 @@ from engram.backbones.load import load_backbone
 from engram.backbones.translate import their_names, translate
 from engram.errors import EngramError, flag
 from engram.methods import Masked
-from engram.store.engram import Engram, new_engram
+from engram.store.engram import Engram, new_engram, shape_mismatch
 from engram.store.format import read_engram, write_engram
 from engram.tasks.spec import TaskSpec, class_names
 from engram.util import hub
@@ -250,30 +250,25 @@ class _Checkpoint:
             )
         tasks = []
         for i in range(count):
-            cells = [f"{_LAYER.format(layer)}.memory_tokens.{i}" for layer in range(depth)]
-            head = [f"classifiers.{i + 1}.{name}" for name in ("weight", "bias")]
-            names = [*cells, f"vit.embeddings.cls_tokens.{i + 1}", *head]
-            for name in names:
-                if name not in self.tensors:
-                    raise EngramError(
-                        f"{self.path} has {count} tasks, but no {name}; it is incomplete."
-                    )
-            found = [self.tensors[name].float() for name in names]
-            m, classes = found[0].shape[1] if found[0].ndim == 3 else -1, found[-1].numel()
-            shapes = [(1, m, width)] * depth + [(1, 1, width), (classes, width), (classes,)]
-            for tensor, shape in zip(found, shapes, strict=True):
-                if tuple(tensor.shape) != shape:
-                    raise EngramError(
-                        f"Task {i + 1} of {self.path} has a tensor of shape {tuple(tensor.shape)}; "
-                        f"{shape} was expected, with the same number of cells at every layer."
-                    )
-            *layers, token, weight, bias = found
+            layers = [f"{_LAYER.format(layer)}.memory_tokens.{i}" for layer in range(depth)]
+            token = f"vit.embeddings.cls_tokens.{i + 1}"
+            weight, bias = (f"classifiers.{i + 1}.{name}" for name in ("weight", "bias"))
+            names = {*layers, token, weight, bias}
+            found = {name: self.tensors[name].float() for name in names & self.tensors.keys()}
+            cells = [found[name] for name in layers if name in found]
+            m = cells[0].shape[1] if cells and cells[0].ndim == 3 else 1
+            classes = found[bias].numel() if bias in found else 0
+            expected = dict.fromkeys(layers, (1, m, width))
+            expected |= {token: (1, 1, width), weight: (classes, width), bias: (classes,)}
+            problem = shape_mismatch(found, expected)
+            if problem:
+                raise EngramError(f"The task {i + 1} of {self.path} is incomplete: {problem}.")
             tasks.append(
                 {
-                    "class_token": token[0],  # (1, D)
-                    "cells": torch.cat(layers),  # (l, m, D)
-                    "head.weight": weight,
-                    "head.bias": bias,
+                    "class_token": found[token][0],  # (1, D)
+                    "cells": torch.cat(cells),  # (l, m, D)
+                    "head.weight": found[weight],
+                    "head.bias": found[bias],
                 }
             )
         return tasks
