@@ -152,7 +152,11 @@ def test_a_header_has_the_settings_of_its_regime_and_no_others(regime: str) -> N
 @pytest.mark.parametrize(
     ("regime", "changes", "reason"),
     [
-        ("side", {"rank": 10_000}, "the tensor cells has the shape (3, 5, 4), and (3, 5, 10000) is"),
+        (
+            "side",
+            {"rank": 10_000},
+            "the tensor cells has the shape (3, 5, 4), and (3, 5, 10000) is",
+        ),
         ("side", {"rank": 10_001}, "rank is 10001"),
         ("side", {"rank": 0}, "rank is 0"),
         ("side", {"rank": 4.0}, "rank is 4.0"),

@@ -38,9 +38,8 @@ from engram.util.text import counted, join_names
 class Dataset:
     """Samples of one split: images that are read one at a time, and a label for each.
 
-    `labels[i]` is the class of sample i, an index into `classes`; for multilabel a row of 0 and
-    1, for regression a row of numbers, one per class. For segmentation it is empty: there `mask`
-    has the classes of the pixels.
+    `labels[i]` is an index into `classes`; for multilabel a row of 0 and 1, for regression a row of
+    numbers. For segmentation it is empty: there `mask` has the classes of the pixels.
     """
 
     name: str
@@ -69,10 +68,7 @@ class Dataset:
         return self.rows.row_name(int(self.order[i]))
 
     def mask(self, i: int) -> Image.Image:
-        """The mask of sample i: class + 1 in every pixel, 0 where it is ignored.
-
-        A mask that cannot be used is a BadImage.
-        """
+        """The mask of sample i: class + 1 in every pixel, 0 where it is ignored; or a BadImage."""
         assert self.masks is not None
         assert self.legend is not None
         row = int(self.order[i])
@@ -417,8 +413,7 @@ def _group_numbers(cells: Sequence[Any] | None) -> Integers | None:
 def check_fits(spec: TaskSpec, data: Splits | Dataset, *, same_ignore: bool = False) -> None:
     """Raise an EngramError unless the data has the kind, classes and mask values of the task.
 
-    With `same_ignore` the value of ignored pixels must be the same too. A task that is trained
-    stores it; evaluation does not depend on it.
+    With `same_ignore` the value of ignored pixels must be the same too: training stores it.
     """
     legend = data.legend or Legend((), spec.ignore)
     if spec.kind_object.one_class:  # its masks have the same values in all data

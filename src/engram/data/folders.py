@@ -290,10 +290,7 @@ def _found(
 
 
 def image_paths(sources: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """The paths of images, and of those in folders at any depth; none at all is an EngramError.
-
-    Hidden files and folders are left out, links to folders are followed.
-    """
+    """The paths of images, and of those in folders at any depth; none at all is an EngramError."""
     paths: list[str] = []
     for source in sources:
         if not os.path.isdir(source):

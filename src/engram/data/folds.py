@@ -29,8 +29,7 @@ NONE = -1  # the fold of an image that is never held out
 class Folds:
     """The fold that holds out each training image, or `NONE`.
 
-    The images are dealt into `parts`, of which the first `count` are folds: where a few folds hold
-    out enough images to measure with, the others are not needed.
+    The images are dealt into `parts`, of which the first `count` are folds.
     """
 
     count: int
@@ -73,10 +72,7 @@ class Folds:
         return torch.ne(self.train[samples], fold).nonzero()[:, 0]
 
     def weights(self, samples: Tensor, fold: int) -> Tensor:
-        """Weights of training images in the loss of a fold's task: 0 for what it holds out.
-
-        Their mean over all images is 1, so that gradients are as large as without folds.
-        """
+        """Weights of training images in the loss of a fold's task: 0 if held out, 1 on average."""
         kept = self.train != fold
         return kept[samples] * (len(kept) / max(1, int(kept.sum())))
 
@@ -100,9 +96,8 @@ def make_folds(train: Dataset, count: int, share: float | None, seed: int) -> Fo
 def split_validation(train: Dataset, share: float = 0.1, seed: int = 0) -> tuple[Dataset, Dataset]:
     """(train, val): a stratified share of the training data, the same for the same seed.
 
-    Every class keeps at least one training image. Where an image has no single class, the share is
-    drawn from all images. Samples that belong together stay together. The choice depends on the
-    samples' names, not on their order. If no sample can be spared, it is an EngramError.
+    Every class keeps at least one training image, and samples that belong together stay together.
+    The choice depends on the samples' names, not on their order.
     """
     if not 0 < share < 1:
         raise EngramError(f"The validation share is {share}; it must be between 0 and 1.")
@@ -147,11 +142,10 @@ def _too_small(train: Dataset) -> EngramError:
 
 
 def deal(dataset: Dataset, groups: Integers, count: int, parts: int, seed: int) -> Integers:
-    """The fold of every image, for `count` of `parts`: of every class as many, as far as groups
-    allow.
+    """The fold of every image, for `count` of `parts`: classes in equal shares, groups together.
 
-    A class that has a single group is never held out: it could not be learned without it. The
-    result depends on the samples' names, not on their order.
+    A class with a single group is never held out. The result depends on the samples' names, not on
+    their order.
     """
     labels, sizes = _labels(dataset)
     together: dict[int, list[int]] = {}

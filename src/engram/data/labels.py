@@ -43,10 +43,7 @@ USUAL_COLUMNS = {
 def find_column(
     source: str, columns: Names, role: str, given: str | None, needed: bool = True
 ) -> str:
-    """The column that holds the image, label, mask or split: as given, or by its usual name.
-
-    If there is none, the result is "" unless it is `needed`; then it is an EngramError.
-    """
+    """The column of images, labels, masks or splits: as given, or by its usual name, or ""."""
     if given is not None and given in columns:
         return given
     hint = ""
@@ -308,10 +305,7 @@ def _refuse_unknown(location: str, unknown: Iterable[str], classes: Names) -> No
 def find_legend(
     source: str, found: FoundData, values: Sequence[int] | None, ignore: int, classes: Names | None
 ) -> Legend:
-    """The values that are classes, as given or all that occur, and the one that is ignored.
-
-    If there are `classes`, each needs one value.
-    """
+    """The values that are classes, as given or all that occur, and the one that is ignored."""
     for value in (ignore, *(values or ())):
         if not 0 <= value < MASK_VALUES:
             raise EngramError(f"{value} is not a value of a mask; they go from 0 to 65,535.")

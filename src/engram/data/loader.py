@@ -70,16 +70,13 @@ def _occurrences(order: Integers) -> Integers:
 class LabelledBatch(NamedTuple):
     """Images as uint8 (B, H, W, 3), or as a user's transform returned them, with their labels.
 
-    `indices` are the numbers of the samples. `failed` are the samples of this batch whose image
-    could not be read; the other fields do not contain them. Training goes on without them,
-    evaluation counts them. The labels of segmentation are masks, uint8 (B, H, W): classes, and
-    255 where a pixel is ignored.
+    The labels of segmentation are masks, uint8 (B, H, W): classes, and 255 for ignored pixels.
     """
 
     images: torch.Tensor
     labels: torch.Tensor
-    indices: torch.Tensor
-    failed: torch.Tensor
+    indices: torch.Tensor  # the numbers of the samples
+    failed: torch.Tensor  # samples whose image could not be read, which are not in the others
 
 
 #: An epoch, the samples of one batch, and how often each of them came before in the epoch.

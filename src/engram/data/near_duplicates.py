@@ -64,9 +64,8 @@ def held_out_groups(features: Tensor, labels: Integers, known: Integers | None =
     """Group numbers of images (n, features): near-duplicates are to be held out together.
 
     Images of a class are compared by what differs from the class's mean: where classes are easy to
-    tell apart, all images of one look alike beside the others. Where that shows no groups in a
-    class whose images all look alike, they may be of one thing, and are one group. `known` are
-    groups that are joined with these.
+    tell apart, all images of one look alike beside the others. A class without groups, whose images
+    all look alike, may be of one thing, and is one group. `known` groups are joined with these.
     """
     if labels.ndim != 1:
         return groups_of(len(features), similar_pairs(directions(features)), known)
@@ -88,10 +87,7 @@ def held_out_groups(features: Tensor, labels: Integers, known: Integers | None =
 
 
 def dataset_groups(train: Dataset, samples: Tensor, features: Tensor) -> Integers:
-    """Group numbers of all images of a dataset, from the features (n, f) of some of them.
-
-    Near-duplicates are in one group, as are images that belong together by a column.
-    """
+    """Group numbers of a dataset's images, by a column and the features (n, f) of some of them."""
     groups: Integers = len(train) + np.arange(len(train))  # of what could not be read
     if len(samples) > 1:
         known = train.group_numbers()[samples]

@@ -90,8 +90,7 @@ def find_duplicates(
 ) -> Duplicates | None:
     """Samples that are the same; None if more than `most` would have to be read for it.
 
-    Only images of the same number of bytes are read, first a piece from the middle, and whole only
-    if that is the same too.
+    Images of the same size are read: a piece from the middle, and whole only if that is the same.
     """
     groups: Duplicates = [samples]
     dataset, first = samples[0]
@@ -136,10 +135,7 @@ def _whole(dataset: Dataset, i: int) -> Hashable:
 
 
 def find_leaks(splits: Splits, split: str) -> list[int]:
-    """Samples of a split that are among the training images too, byte for byte.
-
-    None of them where more images would have to be read than `find_duplicates` reads.
-    """
+    """Samples of a split that are among the training images; none if there are too many to read."""
     train, other = splits.train, splits.datasets.get(split)
     if train is None or other is None or split == "train":
         return []

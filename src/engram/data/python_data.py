@@ -367,10 +367,7 @@ def class_names(data: Any) -> list[str] | None:
 def names_for(
     labels: Sequence[Any], listed: list[str] | None, request: DataRequest
 ) -> list[str] | None:
-    """The names of classes that are given as numbers; None: they are called by their numbers.
-
-    Those of the source, unless the task has others: then its classes are meant, in its order.
-    """
+    """The names of classes that are given as numbers: the source's or the task's; None if none."""
     wanted = list(request.classes)
     numbers = all(isinstance(label, int) for label in labels)
     if not numbers or not wanted or (listed and set(listed) == set(wanted)):

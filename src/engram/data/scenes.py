@@ -60,10 +60,7 @@ def draw_scenes(number: int, seed: int = 0, size: int = 32) -> Scenes:
 def scene_splits(
     question: str, *, train: int, val: int, test: int, seed: int = 0, size: int = 32
 ) -> Splits:
-    """Scenes with the answers to one question, "shape" or "count", as data to train on.
-
-    The same sizes and the same seed give the same images for both questions.
-    """
+    """Scenes with the answers to "shape" or "count"; both have the same images for one seed."""
     if question not in QUESTIONS:
         raise EngramError(f"There is no question {question!r} about scenes; ask shape or count.")
 

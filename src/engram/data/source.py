@@ -73,8 +73,7 @@ class Arrays:
 class DataRequest:
     """The kind of task that labels are for, and the names that the caller knows.
 
-    `split_names` maps train, val and test to the names of these splits in the source. A kind or a
-    split that does not exist is an EngramError.
+    `split_names` maps train, val and test to the names of these splits in the source.
     """
 
     kind: str = "classification"
@@ -151,10 +150,7 @@ def usual_split(name: str) -> str | None:
 
 
 def match_splits(names: Iterable[str], given: Mapping[str, str], source: str) -> dict[str, str]:
-    """Map train, val and test to the names that the source uses, as given or by the usual names.
-
-    A source with a single split of another name is training data.
-    """
+    """Map train, val and test to the source's names, as given or usual; a single split is train."""
     available = list(names)
     if given:
         for name in given.values():

@@ -43,10 +43,9 @@ def divide_rows(
     request: DataRequest,
     taken: Collection[str] = (),
 ) -> Division | None:
-    """The splits of rows, from the column that the caller names or else from the one that has them.
+    """The splits of rows, from the column that the caller names or else from those that have them.
 
-    `cells` gives the cells of a column; `taken` columns hold images and labels. None where no
-    column says anything about splits. Several that say different things are an EngramError.
+    `cells` gives the cells of a column; `taken` columns hold images and labels.
     """
     available, given = list(columns), request.split_column
     if given == NO_COLUMN and given not in available:

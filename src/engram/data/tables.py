@@ -5,10 +5,10 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any
 
 from engram.data.labels import LABELS, find_column
 from engram.data.source import SPLITS, DataRequest, Files, FoundData, FoundSplit
@@ -20,15 +20,11 @@ from engram.util.parquet import batches
 from engram.util.text import counted, explained, first_line
 from engram.util.zip_files import MAX_EXPANSION, MAX_SMALL
 
-_Row: TypeAlias = tuple[tuple[str, ...], Any, Any]  # files, label, group
 _ROW = 2**22  # characters of a row of a table, or of its head
 
 
 def read_table(path: Path, request: DataRequest) -> FoundData:
-    """Read rows of a path and labels, or the paths of an image and its mask.
-
-    Relative paths start at the table's folder. Every path is checked.
-    """
+    """Read rows of labels and a path from the table's folder, which has to exist."""
     records = _read_records(path)
     columns = list(dict.fromkeys(column for record in records for column in record))
     image = find_column(str(path), columns, "image", request.image_column)
@@ -42,43 +38,45 @@ def read_table(path: Path, request: DataRequest) -> FoundData:
     )  # fmt: skip
     splits = division.splits if division else ["train"] * len(records)
     paths = [image, labels[0]] if request.has_masks else [image]
-    found: dict[str, list[_Row]] = {name: [] for name in SPLITS if name in splits}
-    missing: list[tuple[int, str]] = []
-    for row, (name, record) in enumerate(zip(splits, records, strict=True), start=1):
-        if name is None:  # a row of a split that was not asked for
+    found: dict[str, FoundSplit] = {}
+    for name in SPLITS:
+        rows = [i for i, split in enumerate(splits) if split == name]
+        if not rows:
             continue
-        place = f"{path}, row {row}"
-        files = tuple(_file(path, place, column, record) for column in paths)
-        missing += [(row, file) for file in files if not os.path.isfile(file)]
-        cells = {column: record.get(column) for column in labels}
-        label = LABELS[request.kind].read(place, cells)
-        found[name].append((files, label, None if group is None else record.get(group)))
-    if missing:
-        (row, file), *rest = missing
-        others = f" (the same is true of {counted(len(rest), 'other path')})" if rest else ""
-        raise EngramError(f"{path}, row {row}: {file} does not exist{others}.")
+        images, *masks = (_files(path, records, rows, column) for column in paths)
+        cells = [{column: records[i].get(column) for column in labels} for i in rows]
+        places = (f"{path}, row {i + 1}" for i in rows)
+        read = map(LABELS[request.kind].read, places, cells)
+        groups = None if group is None else [records[i].get(group) for i in rows]
+        found[name] = FoundSplit(images, list(read), *masks, groups=groups)
     return FoundData(
-        {name: _found_split(rows, group is not None) for name, rows in found.items()},
+        found,
         label_columns=labels,
         split_by=division.by if division else "",
         left_out={"rows of no split": splits.count(None)} if None in splits else {},
     )
 
 
-def _found_split(rows: Sequence[_Row], grouped: bool) -> FoundSplit:
-    files, labels, groups = zip(*rows, strict=True)
-    images, *masks = map(Files, zip(*files, strict=True))
-    mask = masks[0] if masks else None
-    return FoundSplit(images, list(labels), mask, groups if grouped else None)
-
-
-def _file(path: Path, place: str, column: str, record: Mapping[str, Any]) -> str:
-    cell = record.get(column)
-    if isinstance(cell, (bytes, Mapping)):
-        raise EngramError(f"{path} holds images, not paths; load it as hf:{path}.")
-    if cell in (None, ""):
-        raise EngramError(f"{place}: the column {column!r} is empty.")
-    return os.path.join(path.parent, str(cell))
+def _files(
+    path: Path, records: Sequence[Mapping[str, Any]], rows: Iterable[int], column: str
+) -> Files:
+    """The files that a column names in these rows."""
+    found: list[str] = []
+    missing: list[str] = []
+    for i in rows:
+        cell = records[i].get(column)
+        if isinstance(cell, (bytes, Mapping)):
+            raise EngramError(f"{path} holds images, not paths; load it as hf:{path}.")
+        if cell in (None, ""):
+            raise EngramError(f"{path}, row {i + 1}: the column {column!r} is empty.")
+        found.append(os.path.join(path.parent, str(cell)))
+        if not os.path.isfile(found[-1]):
+            missing.append(f"{path}, row {i + 1}: {found[-1]} does not exist")
+    if missing:
+        more = len(missing) - 1
+        others = f" (the same is true of {counted(more, 'other path')})" if more else ""
+        raise EngramError(f"{missing[0]}{others}.")
+    return Files(tuple(found))
 
 
 # The formats

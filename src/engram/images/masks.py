@@ -45,8 +45,7 @@ def palette_png(values: npt.NDArray[np.uint8], colours: Pixels) -> bytes:
 def read_mask(source: ImageSource, *, name: str | None = None) -> npt.NDArray[np.int64]:
     """The value of every pixel of a mask: (height, width). Whatever is wrong is a BadImage.
 
-    A mask has one integer per pixel, at most 65,535: gray of 8 or 16 bits, black and white (0 and
-    1), or a palette, of which the indices count and not the colours.
+    It is gray of 8 or 16 bits, black and white (0 and 1), or the index in a palette.
     """
     with opened(source, name) as image:
         if image.format == "JPEG":
@@ -71,11 +70,7 @@ class Legend:
     ignore: int
 
     def read(self, mask: ImageSource, size: tuple[int, int], name: str) -> Image.Image:
-        """The mask of an image of this size (width, height): class + 1 per pixel, 0 if ignored.
-
-        Another size, a value that is neither a class nor ignored, and a mask in which every pixel
-        is ignored are a BadImage.
-        """
+        """The mask of an image of this size (width, height): class + 1 per pixel, 0 if ignored."""
         values = read_mask(mask, name=name)
         height, width = values.shape
         if (width, height) != size:

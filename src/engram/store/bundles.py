@@ -110,10 +110,7 @@ class Bundle:
         return bundle
 
     def minus(self, name: str) -> Bundle:
-        """The bundle without an engram, its older versions and its shadow. Nothing is written.
-
-        An engram that others extend, and the last one, cannot be removed.
-        """
+        """The bundle without an engram, its older versions and its shadow. Nothing is written."""
         self.engram(name)
         children = [e.spec.name for e in self.engrams if name in e.parents]
         if children:
@@ -197,10 +194,7 @@ def is_bundle(folder: PathOrHubId) -> bool:
 
 
 def read_engrams(sources: Iterable[PathOrHubId]) -> tuple[Engram, ...]:
-    """The engrams of files and bundles, parents first. An EngramError if they do not fit together.
-
-    Either may be on the Hub: `hf:owner/name`, `hf:owner/name/FILE`.
-    """
+    """The engrams of files and bundles, here or on the Hub, parents first, if they fit together."""
     found: list[Located] = []
     for source in sources:
         path = local_path(source)

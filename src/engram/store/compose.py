@@ -1,12 +1,8 @@
 """Write bundles: all of one, or a change to one that others may be reading or changing.
 
-A new bundle is written into a temporary folder and renamed, so it is always complete. If it
-replaces another bundle, that one is renamed first; a process that is killed between the two renames
-leaves both under temporary names.
-
-A change writes a version that is about to be replaced into `versions/` before its own file is, so
-that whoever reads a manifest finds what it lists, also while another process replaces it and after
-a process was killed.
+A new bundle is written into a temporary folder and renamed. A change copies a version that is about
+to be replaced into `versions/` first, so that whoever reads a manifest finds what it lists, also
+while another process replaces it and after a process was killed.
 """
 
 from __future__ import annotations
@@ -119,11 +115,8 @@ def write_bundle(
 
 
 def _older_after(folder: Path, new: Bundle) -> Mapping[str, tuple[OlderVersion, ...]]:
-    """The older versions of the tasks that stay when `new` replaces the bundle in the folder.
-
-    Of a bundle that is damaged or has another backbone there are none.
-    """
-    with contextlib.suppress(EngramError):
+    """The older versions of the tasks that stay when `new` replaces the bundle in the folder."""
+    with contextlib.suppress(EngramError):  # it may be damaged
         old, names = read_bundle(folder), {engram.spec.name for engram in new.engrams}
         staying = tuple(engram for engram in old.engrams if engram.spec.name in names)
         if staying and old.manifest()["backbone"] == new.manifest()["backbone"]:
@@ -147,12 +140,9 @@ def _write(bundle: Bundle, folder: Path) -> None:
 def update_bundle(old: Bundle, new: Bundle) -> None:
     """Write a bundle that a method of the one in the folder made from it, such as `plus`.
 
-    Versions and new engrams are written first, then the manifest, each atomically. A crash leaves
-    one of the two bundles, and perhaps a file that it does not list. An unlisted file with the name
-    of a new engram is not overwritten, unless it is that engram.
-
-    Of several processes that change one bundle, also on machines that share the folder, one writes
-    at a time. If another was first, this is a `BundleChanged`, and nothing is written.
+    The manifest is written last, each file atomically: a crash leaves one of the two bundles, and
+    perhaps a file that it does not list. An unlisted file with the name of a new engram is not
+    overwritten. If another process changed the bundle first, this is a `BundleChanged`.
     """
     folder = old.folder
     with _lock(folder):
@@ -206,10 +196,7 @@ def add_to_bundle(folder: Path, paths: Sequence[Path]) -> None:
 
 
 def roll_back(folder: Path, name: str, content: str = "") -> Bundle:
-    """Let an older version of a task answer again, and keep the one that it replaces.
-
-    It is the one before, or that whose content begins with `content`. Gives the bundle.
-    """
+    """Let an older version of a task (`Bundle.before`) answer again; keep what it replaces."""
     old = read_bundle(folder)
     new = old.plus(old.before(name, content))
     update_bundle(old, new)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engram.backbones.load import load_backbone
 from engram.backbones.shape import BackboneShape
@@ -33,10 +33,7 @@ _MOST_CHANGES = 1_000  # that a push prints for people
 
 
 def describe(source: str | os.PathLike[str]) -> Description:
-    """Describe an engram, a bundle or a backbone, by its path or Hub id.
-
-    Only for a backbone is a ViT loaded.
-    """
+    """Describe an engram, a bundle or a backbone (which is loaded), by its path or Hub id."""
     path = local_path(source)
     if path.suffix in (".pt", ".pth", ".bin", ".ckpt") and path.exists():
         raise EngramError(
@@ -133,13 +130,11 @@ def describe_bundle(bundle: Bundle) -> Description:
         ("costs", f"{_macs(total)} per image, {share} of the backbone"),
         *_backbone_rows(bundle.engrams[0]),
     ]
-    columns = (
-        "task", "kind", "classes", "metric", "regime", "settings", "extends", "parameters", "costs",
-    )  # fmt: skip
     pairs = zip(bundle.engrams, costs, strict=True)
     cells = [_cells(engram, costs=_percent(cost.share)) for engram, cost in pairs]
     document = {"what": "bundle", **manifest, "engrams": entries}
-    return Description(document, _printable_rows(rows), columns, _table(columns, cells))
+    columns = "task kind classes metric regime settings extends parameters costs"
+    return _listing(document, _printable_rows(rows), columns, cells)
 
 
 def describe_history(bundle: Bundle, task: str | None = None) -> Description:
@@ -165,13 +160,12 @@ def describe_history(bundle: Bundle, task: str | None = None) -> Description:
             for engram, state, until in versions
         ]
     }
-    columns = ("task", "version", "state", "metric", "created", "until")
     cells = [
         _cells(one, version=one.content[:16], state=state, created=one.created, until=until)
         for one, state, until in versions
     ]
     rows = [("bundle", str(bundle.folder))]
-    return Description(document, _printable_rows(rows), columns, _table(columns, cells))
+    return _listing(document, rows, "task version state metric created until", cells)
 
 
 def describe_engrams(paths: Sequence[Path]) -> Description:
@@ -182,9 +176,8 @@ def describe_engrams(paths: Sequence[Path]) -> Description:
             {"file": path, **describe_engram(*engram).document} for path, engram in engrams.items()
         ]
     }
-    columns = ("file", "classes", "settings", "extends")
     cells = [_cells(engram, file=path) for path, (engram, _) in engrams.items()]
-    return Description(document, [], columns, _table(columns, cells))
+    return _listing(document, [], "file classes settings extends", cells)
 
 
 def describe_backbone(backbone: ViT) -> Description:
@@ -226,7 +219,7 @@ def describe_push(done: Push, dry_run: bool) -> Description:
     """Describe what was sent to the Hub, or would be: then with the headers and the card."""
     at = f"{done.repo} at {done.revision}" if done.revision else done.repo
     contents = {engram.file_name: engram.content for engram in done.engrams}
-    files = [
+    files: list[dict[str, Any]] = [
         {
             "file": name,
             "bytes": len(data),
@@ -235,17 +228,15 @@ def describe_push(done: Push, dry_run: bool) -> Description:
         }
         for name, data in done.files.items()
     ]
+    same = ("repo", "revision", "private", "message", "changed", "warnings", "card")
     document = {
         "what": "push",
         "dry_run": dry_run,
-        **{n: getattr(done, n) for n in ("repo", "revision", "private", "message")},
+        **{name: getattr(done, name) for name in same},
         "url": done.url or None,
         "commit": done.commit or None,
         "files": files,
         "headers": {engram.file_name: engram.header() for engram in done.engrams},
-        "changed": list(done.changed),
-        "warnings": list(done.warnings),
-        "card": done.card,
     }
     rows = [
         ("would be sent to" if dry_run else "sent to", at),
@@ -259,11 +250,8 @@ def describe_push(done: Push, dry_run: bool) -> Description:
     if dry_run:
         rows += [(f"{e.file_name} header", _summarise_header(e)) for e in done.engrams]
         rows.append((CARD, "\n\n" + done.card))
-    table = tuple(
-        (str(f["file"]), f"{f['bytes']:,}", str(f["sha256"]), str(f["content"] or ""))
-        for f in files
-    )
-    return Description(document, rows, ("file", "bytes", "sha256", "content"), table)
+    cells = [{**f, "bytes": f"{f['bytes']:,}", "content": f["content"] or ""} for f in files]
+    return _listing(document, rows, "file bytes sha256 content", cells)
 
 
 def _summarise_header(engram: Engram) -> str:
@@ -294,12 +282,12 @@ def describe_pull(done: Sequence[Pulled]) -> Description:
             for one in done
         ],
     }
-    table = []
-    for one in done:
-        which = str(one.path), one.task, f"{one.bytes:,}", one.content[:12]
-        table.append((*which, one.source, "" if one.new else "already there"))
-    columns = ("file", "task", "bytes", "content", "from", "")
-    return Description(document, [], columns, tuple(table))
+    table = tuple(
+        (str(one.path), one.task, f"{one.bytes:,}", one.content[:12], one.source,
+         "" if one.new else "already there")
+        for one in done
+    )  # fmt: skip
+    return Description(document, [], ("file", "task", "bytes", "content", "from", ""), table)
 
 
 def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
@@ -324,15 +312,13 @@ def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
             for one in found
         ],
     }
-    columns = (
-        "task", "classes", "metric", "regime", "extends", "backbone", "bytes", "content", "source",
-    )  # fmt: skip
     cells = [
         _cells(one.engram, bytes=f"{one.bytes:,}", content=one.content[:12], source=one.source)
         for one in found
     ]
     rows = [] if found else [("engrams", f"none in {source}")]
-    return Description(document, rows, columns, _table(columns, cells))
+    columns = "task classes metric regime extends backbone bytes content source"
+    return _listing(document, rows, columns, cells)
 
 
 # Parts of a description
@@ -356,10 +342,13 @@ def _cells(engram: Engram, **others: str) -> dict[str, str]:
     }
 
 
-def _table(
-    columns: Sequence[str], cells: Iterable[Mapping[str, str]]
-) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(row[column] for column in columns) for row in cells)
+def _listing(
+    document: Any, rows: Rows, columns: str, cells: Sequence[Mapping[str, str]]
+) -> Description:
+    """A description with a table of these columns."""
+    names = tuple(columns.split())
+    table = tuple(tuple(row[name] for name in names) for row in cells)
+    return Description(document, rows, names, table)
 
 
 def _backbone_rows(engram: Engram) -> Rows:

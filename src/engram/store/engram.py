@@ -296,10 +296,7 @@ def new_engram(
     metrics: Mapping[str, Any] | None = None,
     recipe: Mapping[str, Any] | None = None,
 ) -> Engram:
-    """An engram of freshly trained or converted tensors, with the current time and version.
-
-    The tensors are kept on the CPU, in the precision of the file.
-    """
+    """An engram of freshly trained or converted tensors, made now, in the precision of the file."""
     return Engram(
         spec,
         {
@@ -378,10 +375,7 @@ def check_same_backbone(
 
 
 def load_engram_backbone(engram: Engram, backbone: PathOrHubId | None, dtype: str = "fp32") -> ViT:
-    """Load the backbone of an engram, with the settings that it was trained with.
-
-    `backbone` is the path or Hub id of the backbone, if it is not where the engram says.
-    """
+    """Load the backbone as it was in training; `backbone` is its path or Hub id if it moved."""
     info = engram.backbone
     check_dtype(dtype)
     try:

@@ -86,11 +86,8 @@ def write_engram(path: str | Path, engram: Engram) -> Path:
 
 
 def serialise_engram(engram: Engram) -> bytes:
-    """The bytes of the file. An engram that could not be read again is an EngramError.
-
-    Of the paths of this machine, it has that of the backbone alone, which `load_model` needs.
-    """
-    engram, _ = without_local_paths(engram, engram.backbone.source)
+    """The bytes of the file. An engram that could not be read again is an EngramError."""
+    engram, _ = without_local_paths(engram, engram.backbone.source)  # load_model needs that path
     bad = [name for name, tensor in engram.tensors.items() if not bool(tensor.isfinite().all())]
     if bad:
         raise EngramError(

@@ -17,11 +17,10 @@ _DATA_PREFIX = re.compile(rf"(?:{'|'.join(['hf', *PRESETS])}):")  # before a Hub
 
 
 def without_local_paths(engram: Engram, backbone: str | None = None) -> tuple[Engram, list[str]]:
-    """The engram with paths of this machine shortened to their last part.
+    """The engram with paths of this machine shortened, and a sentence for every change.
 
-    Only the source of the backbone, the recipe and the metrics can hold such paths, and the content
-    hash covers none of them. `backbone` is recorded as the backbone's source, if it is given. Also
-    gives one sentence for every change.
+    Only fields that the content hash does not cover can hold such paths: the backbone's source,
+    which becomes `backbone` if that is given, the recipe and the metrics.
     """
     name, changes = engram.spec.name, list[str]()
     source = engram.backbone.source
@@ -72,8 +71,7 @@ def paths_in_class_names(engram: Engram) -> list[str]:
 def _shorten(text: str, whole: bool) -> str:
     """A text with its paths reduced to their last part.
 
-    `whole` says that the text is a path or several (of images and masks, joined by `::`), and not
-    a sentence that may contain some.
+    With `whole` it is a path, or those of images and masks, and not a sentence that contains some.
     """
     parts = text.split("::")
     if whole and all(_is_local(part, whole) for part in parts):

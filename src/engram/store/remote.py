@@ -51,7 +51,7 @@ class ListedEngram:
 
 
 def local_path(source: PathOrHubId, revision: str | None = None) -> Path:
-    """The path of an engram or a bundle; what is on the Hub is downloaded and verified first.
+    """The path of an engram or a bundle, from the Hub after it was verified.
 
     A repository without the name of a file is its bundle, or its only engram.
     """
@@ -122,10 +122,10 @@ def list_engrams(source: PathOrHubId, *, revision: str | None = None) -> list[Li
 
 
 def fetch_engrams(address: HubAddress) -> tuple[Path, list[str]]:
-    """Download and verify the engrams of a repository, or the one file that the address names.
+    """Download and verify the engrams of a repository, or the one that the address names.
 
-    The card and the manifest are downloaded first. They list the engrams, so that no other weights
-    are downloaded. Gives the folder in the cache, and the names of the engrams in it.
+    Gives the folder in the cache, and the names of the engrams in it. The card and the manifest,
+    which list them, come first, so that no other weights are downloaded.
     """
     lists = (CARD, MANIFEST)
     folder = hub.fetch(address.repo, lists, address.revision, may_be_path=False)
@@ -156,10 +156,7 @@ def fetch_engrams(address: HubAddress) -> tuple[Path, list[str]]:
 
 
 def _verify(path: Path, name: str, address: HubAddress, listed: set[str]) -> None:
-    """Check that a file is intact and has the expected content.
-
-    That is the content in the address. Without one, it is what the card and the manifest list.
-    """
+    """Check that a file is intact, with the content of the address, or else the listed one."""
     try:
         content = read_engram(path).content
     except EngramError as error:
@@ -184,10 +181,7 @@ def _verify(path: Path, name: str, address: HubAddress, listed: set[str]) -> Non
 
 
 def _listed_contents(folder: Path) -> dict[str, set[str]]:
-    """The contents that the manifest and the card list for each file. Invalid entries are skipped.
-
-    The owner of a repository may write anything there. Where the two differ, `_verify` refuses.
-    """
+    """The contents that manifest and card list for each file, whatever else their owner wrote."""
     entries: list[Any] = []
     with suppress(Exception):
         entries += parse_json((folder / MANIFEST).read_bytes())[LISTED]

@@ -30,14 +30,14 @@ _LEAST = 0.05  # of a feature's variance that no direction explains
 
 
 def statistics_shapes(groups: int, features: int) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor, by its name."""
+    """The shape of every tensor, by its name in a file."""
     return {
-        "centre": (features,),
-        "deviation": (features,),
-        "means": (groups, features),
-        "basis": (min(RANK, features), features),
-        "counts": (groups,),
-        "quantiles": (2,),
+        f"{PREFIX}centre": (features,),
+        f"{PREFIX}deviation": (features,),
+        f"{PREFIX}means": (groups, features),
+        f"{PREFIX}basis": (min(RANK, features), features),
+        f"{PREFIX}counts": (groups,),
+        f"{PREFIX}quantiles": (2,),
     }
 
 
@@ -55,7 +55,7 @@ class ClassStatistics(nn.Module):
         super().__init__()
         for name, shape in statistics_shapes(groups, features).items():
             # Not in a state dict, which holds what is trained.
-            self.register_buffer(name, torch.zeros(shape), persistent=False)
+            self.register_buffer(name.removeprefix(PREFIX), torch.zeros(shape), persistent=False)
         self._constants: VersionedCache[tuple[Tensor, ...]] = VersionedCache(1)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -63,10 +63,7 @@ class ClassStatistics(nn.Module):
         return dict(self.named_buffers(prefix=PREFIX.rstrip(".")))
 
     def familiarity(self, features: Tensor) -> Tensor:
-        """Familiarity of images (b), from their features (b, features).
-
-        1 is the median of the validation images, and 5 % of them are below 0.
-        """
+        """Familiarity of images (b): 1 is usual, and 5 % of the validation images are below 0."""
         quantiles = self.quantiles.float().to(features.device)
         return (self.likeness(features) - quantiles[0]) / (quantiles[1] - quantiles[0])
 
@@ -111,10 +108,10 @@ class ClassStatistics(nn.Module):
     # From features
 
     def estimate(self, counts: Tensor, sums: Tensor, squares: Tensor) -> None:
-        """Set means and deviations, from sums over all images, in double precision.
+        """Set means and deviations, from sums over images in double precision.
 
-        They are the number of images of each class (groups), the sums of their features (groups,
-        features), and the sum of the squares of all (features). `correlate` comes next.
+        Counts (groups) and sums (groups, features) are those of each class, squares (features)
+        those of all images. `correlate` comes next.
         """
         images = counts.sum().clamp(min=1)
         centre = sums.sum(0) / images
@@ -156,11 +153,7 @@ class ClassStatistics(nn.Module):
             self._keep_directions(_principal_axes((x.mT @ x).double(), rank))
 
     def correlate_scatter(self, within: Tensor) -> None:
-        """Set the directions of correlation, from the scatter of all images within classes.
-
-        That is the sum of the products of their features, less the means of their classes:
-        (features, features), in double precision.
-        """
+        """Set the directions of correlation, from the scatter within classes, in fp64."""
         rank = min(len(self.basis), int(self.counts.sum()))
         if rank >= self._free():  # no direction would be believed
             self.basis.zero_()

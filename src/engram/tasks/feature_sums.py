@@ -13,7 +13,7 @@ Axes: c classes, d features, b images. Everything is in double precision, on the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -32,15 +32,19 @@ _LEAST = 1e-12  # variance, where all images are the same
 _SLACK = 1e-3  # of an image's squared features, by which the same image may differ when read again
 
 
+#: The tensors that files hold, in double precision.
+DOUBLE = tuple(PREFIX + name for name in ("images", "sums", "gram"))
+
+
 class LinearHead(NamedTuple):
     weight: Tensor  # (c, d)
     bias: Tensor  # (c)
 
 
 def sums_shapes(classes: int, features: int) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor, by its name."""
-    triangle = features * (features + 1) // 2
-    return {"images": (classes,), "sums": (classes, features), "gram": (triangle,)}
+    """The shape of every tensor, by its name in a file."""
+    shapes = (classes,), (classes, features), (features * (features + 1) // 2,)
+    return dict(zip(DOUBLE, shapes, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +73,7 @@ class FeatureSums:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, by name, as in a file."""
-        return {PREFIX + item.name: getattr(self, item.name) for item in fields(self)}
+        return dict(zip(DOUBLE, (self.images, self.sums, self.gram), strict=True))
 
     def __add__(self, other: FeatureSums) -> FeatureSums:
         return FeatureSums(
@@ -115,12 +119,11 @@ class FeatureSums:
         return LinearHead(weight / temperature, bias / temperature)
 
     def leave_one_out(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of heads that have not learned from the image they answer for, and the labels.
+        """Logits of heads that have not learned from the image of these sums they answer for.
 
         Without an image, the covariance within classes changes by a matrix of rank one (Sherman and
-        Morrison, 1950). The temperature is that of the head for all images. They are part of the
-        sums, with features (b, d) and labels (b). Those that are alone in their class are left
-        out: for them no answer could be right.
+        Morrison, 1950). The temperature is that of the head for all images. Images that are alone
+        in their class are left out. Also gives the labels.
         """
         several = self.images[labels] > 1
         x, labels = features[several].double().cpu(), labels[several]
@@ -148,9 +151,8 @@ class FeatureSums:
     def _excess(self, within: Tensor, spread: Tensor, images: float) -> Tensor:
         """The squared distance of an image from the mean of one image of its class.
 
-        That much over the number of its images a class looks further away than it is, so that
-        classes with few images would hardly ever be answered. `within` and `spread` are the traces
-        of the scatter within classes and of all images, which are so many.
+        Over the number of its images, that is by how much a class looks further away than it is.
+        `within` and `spread` are the traces of the scatter within classes and of all images.
         """
         free, variance = images - len(self.images), spread / images
         noise = (within + USUAL_IMAGES * USUAL_SHARE * variance) / (free + USUAL_IMAGES)
@@ -160,9 +162,8 @@ class FeatureSums:
     def _temperature(self, factor: Tensor, within: Tensor) -> float:
         """The temperature of logits, which count correlated features as if each was evidence.
 
-        It is the number of features over that of independent ones: the participation ratio of the
-        covariance of all images, seen through the inverse of the one that the head uses, whose
-        Cholesky factor is given. The fewer images a class has, the less its mean is known.
+        The number of features over that of independent ones: the participation ratio of the
+        covariance of all images, seen through the inverse of the head's, given by its factor.
         """
         away = self._means() - self.sums.sum(0) / self._total
         whole = (within + (away * self.images[:, None]).mT @ away) / self._total
@@ -204,11 +205,10 @@ class FeatureSums:
         return found
 
     def left_out_likeness(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Likeness of images to class statistics of all others, for `ClassStatistics.adjust`.
+        """Likeness of images of these sums to class statistics of all others (`adjust` takes it).
 
-        Up to ten images are left out one by one; more are left out in ten groups, over which every
-        class is spread. An image whose class has no other is not measured. The images are part of
-        the sums, with features (b, d) and labels (b).
+        They are left out one by one, or in ten groups over which every class is spread. An image
+        whose class has no other is not measured.
         """
         several = self.images[labels] > 1
         x, labels = features[several], labels[several]
@@ -235,10 +235,6 @@ class FeatureSums:
         if bool((self.images < 0).any()) or float(rest) > image:
             return False
         return bool(torch.linalg.eigvalsh(self._within())[0] >= -image)
-
-
-#: The tensors that files hold in double precision.
-DOUBLE = tuple(PREFIX + item.name for item in fields(FeatureSums))
 
 
 def _identity(like: Tensor) -> Tensor:

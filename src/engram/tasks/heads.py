@@ -90,9 +90,7 @@ class NumberHead(TaskHead):
 class MaskHead(TaskHead):
     """One mask a class: a vector for each class, times every patch, upsampled bilinearly.
 
-    Where a task has a class token for every class, the vector is that token, projected, plus a
-    constant one, so it differs from image to image. Else it is the constant one alone: a linear
-    head on the patches.
+    The vector is constant, plus the projected token of a task that has one for every class.
     """
 
     def __init__(self, sizes: HeadSizes, fitted: Sequence[str] = ()) -> None:

@@ -112,11 +112,7 @@ class Kind(ABC):
 
     @abstractmethod
     def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
-        """Metrics of the answers, from what `keep` kept.
-
-        `unreadable` pictures count as wrong answers in classification; where there is no such
-        thing as a wrong answer, they are left out.
-        """
+        """Metrics of what `keep` kept; `unreadable` images are wrong answers in classification."""
 
     def class_scores(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The score of every class, from what `keep` kept; NaN for one that does not occur."""
@@ -137,30 +133,19 @@ class Kind(ABC):
         return None
 
     def labels(self, output: Tensor, fitted: Fitted) -> tuple[list[int], float | None]:
-        """The classes that the answer for one image names, and the probability of the likeliest.
-
-        It takes what `answer` takes, and is quicker.
-        """
+        """The classes that the answer for one image names, and the probability of the likeliest."""
         return [], None
 
     @abstractmethod
     def answer(self, output: Tensor, names: Sequence[str], fitted: Fitted, top_k: int = 5) -> Any:
-        """The answer for one image, from its output: values that JSON can hold.
-
-        A service calls this for each row of `model(pixels)[name]`, with the task's class names
-        and `task.head.fitted` (`Task.answer` does so), and sends the result as it is. An export
-        keeps the kind's name, the class names and the fitted numbers with its model, and calls
-        the same with the outputs that the exported model gives.
-        """
+        """The answer for one image, from its output: values that JSON can hold."""
 
     def agreement(self, one: Reading, other: Reading) -> float:
-        """Agreement of two versions of a task about one image, from 0 to 1.
-
-        Of numbers, 1 minus their difference, relative to the larger one.
-        """
+        """Agreement of two versions of a task about one image, from 0 to 1."""
         a, b = (self.scores(reading[0]).double() for reading in (one, other))
         if a.shape != b.shape:
             return 0.0
+        # 1 minus the difference of numbers, relative to the larger one
         largest = torch.maximum(a.abs(), b.abs()).clamp_min(torch.finfo(torch.float32).tiny)
         return float((1 - (a - b).abs() / largest).clamp_min(0).mean())
 

@@ -158,10 +158,7 @@ class Multilabel(Kind):
         return present.nonzero()[:, 0].tolist(), float(probability.max())
 
     def answer(self, output: Tensor, names: Sequence[str], fitted: Fitted, top_k: int = 5) -> Any:
-        """[{"class", "probability", "threshold", "present"}, …], the likeliest first.
-
-        All that are present, that is reach their threshold; and others up to `top_k` in all.
-        """
+        """[{"class", "probability", "threshold", "present"}, …]: all present, and up to `top_k`."""
         probability = self.scores(output)
         thresholds = fitted["thresholds"].to(probability)
         rows = [

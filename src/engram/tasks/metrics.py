@@ -120,10 +120,7 @@ def multilabel_metrics(answers: Pairs, thresholds: Tensor) -> dict[str, Any]:
 
 
 def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
-    """Area under the precision-recall steps by class; 0 for one that does not occur.
-
-    Scores and labels are (images, classes). Equal scores count as one step.
-    """
+    """Area under the precision-recall steps by class, 0 if it does not occur; ties are one step."""
     found = torch.zeros(scores.shape[1], dtype=torch.float64)
     for c in range(scores.shape[1]):
         order = scores[:, c].argsort(descending=True)
@@ -195,10 +192,7 @@ def r_squared(values: Tensor, labels: Tensor) -> Tensor:
 
 
 def pixel_counts(answer: Tensor, labels: Tensor, classes: int, ignore: int) -> Tensor:
-    """Pixels (images, 3, classes) that are right, predicted and true of each class.
-
-    `answer` and `labels` are classes (images, height, width); ignored pixels count nowhere.
-    """
+    """Pixels (images, 3, classes) that are right, predicted and true; ignored ones are neither."""
     images = len(labels)
     valid = (labels != ignore).flatten(1)
     offset = torch.arange(images, device=labels.device)[:, None] * classes
@@ -253,10 +247,7 @@ def image_scores(maps: Tensor) -> Tensor:
 
 
 def alarm_threshold(good: Tensor) -> float:
-    """The threshold that as few held-out good images are above as `FALSE_ALARMS` allows.
-
-    Of n scores it is the k-th largest. Where images are few, it is the largest.
-    """
+    """The threshold that as few held-out good images are above as `FALSE_ALARMS` allows."""
     return float(good.topk(_allowed(len(good))).values[-1])
 
 
@@ -333,10 +324,7 @@ def anomaly_metrics(answers: Pairs, threshold: float) -> dict[str, Any]:
 
 
 def auroc(counts: Tensor) -> float:
-    """The area under the ROC curve, from counts of good and of wrong ones by rising score (2, n).
-
-    Equal scores count half, as a pair that is a tie does.
-    """
+    """The area under the ROC curve, from counts of good and wrong ones by rising score (2, n)."""
     good, wrong = counts.double()
     below = good.cumsum(0) - good / 2
     return float((wrong * below).sum() / (wrong.sum() * good.sum()))
@@ -344,14 +332,11 @@ def auroc(counts: Tensor) -> float:
 
 # Calibration: the temperature that makes a task's probabilities as sure as they are right
 #
-# Logits are divided by one number, the temperature (Guo et al., 2017), which minimises the loss on
-# the validation images. It changes no order of classes, so no accuracy. `TaskHead.divide` puts it
-# into the weights of the head: then logits, probabilities, averages of tasks, exported files and
-# everything else that reads the head are calibrated, and nothing has to know about it.
-#
-# Few images say little about it, so `temperature` is drawn toward 1 by how few they are, and is 1
-# unless it clearly lowers the loss of images that it was not found on. It makes answers no surer
-# than the lower end of the interval of their accuracy.
+# Logits are divided by one number (Guo et al., 2017), which minimises the loss on the validation
+# images. `TaskHead.divide` puts it into the weights, so nothing else has to know about it. Few
+# images say little about it, so it is drawn toward 1 by how few they are, and is 1 unless it
+# clearly lowers the loss of images that it was not found on. It makes answers no surer than the
+# lower end of the interval of their accuracy.
 
 #: The highest temperature, and one divided by the lowest.
 MAX_TEMPERATURE = 20.0
@@ -387,10 +372,9 @@ def temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def _least_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature, at most 1, with which answers are as sure as they are surely right.
+    """The temperature, at most 1, with which answers are as sure as their accuracy at its lowest.
 
-    That is the lower end of the interval of their accuracy: images to come may be harder, and the
-    task was chosen for its luck with these.
+    Images to come may be harder, and the task was chosen for its luck with these.
     """
     right = float((logits.argmax(1) == labels).double().mean())
     surely, _ = wilson(right, len(labels))

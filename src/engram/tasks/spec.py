@@ -17,7 +17,7 @@ from engram.errors import EngramError
 from engram.methods import METHODS, Base, Method, create_method
 from engram.methods.method import TaskShape
 from engram.methods.method_flags import DEFAULT_REGIME
-from engram.tasks.class_statistics import PREFIX, statistics_shapes
+from engram.tasks.class_statistics import statistics_shapes
 from engram.tasks.feature_sums import sums_shapes
 from engram.tasks.heads import HeadSizes
 from engram.tasks.kind import IGNORED, Kind
@@ -178,13 +178,11 @@ class TaskSpec:
     def statistics(self, backbone: BackboneShape) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor of class statistics, by name."""
         groups = self.kind_object.groups(len(self.classes))
-        shapes = statistics_shapes(groups, self.features(backbone))
-        return {PREFIX + name: shape for name, shape in shapes.items()}
+        return statistics_shapes(groups, self.features(backbone))
 
     def sums(self, backbone: BackboneShape) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor of feature sums, by name."""
-        shapes = sums_shapes(len(self.classes), self.features(backbone))
-        return {PREFIX + name: shape for name, shape in shapes.items()}
+        return sums_shapes(len(self.classes), self.features(backbone))
 
     def features(self, backbone: BackboneShape) -> int:
         """The width of the head's input: of the image, or of every patch in segmentation."""

@@ -74,10 +74,7 @@ class Task(nn.Module):
         return self.statistics
 
     def answer(self, output: Tensor, top_k: int = 5) -> Any:
-        """The answer for one image, from its row of `model(pixels)[name]`, as JSON can hold it.
-
-        The `answer` of each kind in `kinds.py` says what it contains.
-        """
+        """`Kind.answer` for one image, from its row of `model(pixels)[name]`."""
         return self.kind.answer(*self.reading(output), top_k)
 
     def reading(self, output: Tensor) -> Reading:
@@ -129,8 +126,7 @@ def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
 class TaskRegistry(Mapping[str, Task]):
     """The tasks that share one backbone by name, parents before children: who may join them.
 
-    `unmasked` lets tasks share a pass whose cells every token reads: the experiment of the paper's
-    section 4.4.
+    `unmasked` lets tasks whose cells every token reads share a pass (the paper's section 4.4).
     """
 
     def __init__(self, unmasked: bool = False) -> None:
