@@ -18,6 +18,7 @@ from engram.data.source import (
     Files,
     FoundData,
     FoundSplit,
+    Rows,
     StoredImage,
     match_splits,
     usual_split,
@@ -246,7 +247,7 @@ def _defect_masks(paths: Sequence[str], labels: Sequence[str], root: Path) -> De
 
 
 @dataclass(frozen=True)
-class DefectMasks:
+class DefectMasks(Rows):
     """Masks with the values of `DEFECTS`, from black and white files; good images have none."""
 
     images: tuple[str, ...]

@@ -16,6 +16,7 @@ from engram.data.source import (
     Files,
     FoundData,
     FoundSplit,
+    Rows,
     StoredImage,
     match_splits,
 )
@@ -31,7 +32,7 @@ UNSPLIT = "all"  # the name given to the rows of a file or folder that has no sp
 
 
 @dataclass(frozen=True, eq=False)
-class HubRows:
+class HubRows(Rows):
     """Images in a column of a `datasets` dataset, left encoded until they are read."""
 
     table: Any
@@ -45,9 +46,6 @@ class HubRows:
         if not isinstance(value, (bytes, str)):
             raise BadImage(f"{self.row_name(row)}: the column {self.column} holds no image")
         return value
-
-    def row_name(self, row: int) -> str:
-        return f"{self.name}[{row}]"
 
 
 def read_hub(source: str, request: DataRequest) -> FoundData:

@@ -229,15 +229,12 @@ def _labelled(
 
 
 @dataclass(frozen=True, eq=False)
-class Items:
+class Items(Rows):
     """Images by row, each a part of an item; the part None is the item itself."""
 
     data: Any
     part: int | str | None
     name: str
-
-    def row_name(self, row: int) -> str:
-        return f"{self.name}[{row}]"
 
     def read(self, row: int) -> StoredImage:
         name = self.row_name(row)

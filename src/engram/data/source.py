@@ -5,10 +5,11 @@ without decoding them, and raises an EngramError that says what is wrong with th
 `datasets.load` chooses the reader.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,16 +33,21 @@ SPLITS = {
 # Images
 
 
-class Rows(Protocol):
+class Rows(ABC):
     """Images (or masks) by row number, and their names in messages."""
 
-    def read(self, row: int) -> StoredImage: ...
+    name: str
 
-    def row_name(self, row: int) -> str: ...
+    @abstractmethod
+    def read(self, row: int) -> StoredImage:
+        """The image, not decoded yet."""
+
+    def row_name(self, row: int) -> str:
+        return f"{self.name}[{row}]"
 
 
 @dataclass(frozen=True)
-class Files:
+class Files(Rows):
     paths: tuple[str, ...]
 
     def read(self, row: int) -> StoredImage:
@@ -52,7 +58,7 @@ class Files:
 
 
 @dataclass(frozen=True, eq=False)
-class Arrays:
+class Arrays(Rows):
     """Images in memory, uint8 (N, H, W, 3) or (N, H, W).
 
     A tensor, because torch hands tensors to worker processes through shared memory.
@@ -64,9 +70,6 @@ class Arrays:
     def read(self, row: int) -> StoredImage:
         array: npt.NDArray[np.uint8] = self.pixels[row].numpy()
         return array
-
-    def row_name(self, row: int) -> str:
-        return f"{self.name}[{row}]"
 
 
 @dataclass(frozen=True)

@@ -85,10 +85,9 @@ class Engram:
 
     def _identity(self) -> dict[str, Any]:
         """The fields of the header that determine the outputs of the task."""
-        spec = {**self.spec.recorded(), "extends": list(self.parents)}
         return {
             "format": FORMAT,
-            "task": {name: list(v) if isinstance(v, tuple) else v for name, v in spec.items()},
+            "task": jsonable({**self.spec.recorded(), "extends": list(self.parents)}),
             "parents": dict(self.parents),
             "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
         }
@@ -103,11 +102,7 @@ class Engram:
                 del backbone[name]
         return {
             **known,
-            "backbone": {
-                **backbone,
-                "image_size": list(self.backbone.image_size),
-                "source": utf8(self.backbone.source).decode(),
-            },
+            "backbone": jsonable(backbone, _utf8_text),
             "preprocessing": preprocessing,
             "metrics": jsonable(self.metrics, _utf8_text),
             "recipe": jsonable(self.recipe, _utf8_text),
