@@ -339,7 +339,7 @@ def _classes(name: str, found: FoundData, kind: str, one_class: bool) -> Sequenc
     train = found.splits.get("train")
     splits = [train] if train else found.splits.values()
     labels = [label for split in splits for label in split.labels]
-    classes = LABELS[kind].classes(name, found.label_columns, labels, found.classes)
+    classes = LABELS[kind].classes(found.label_columns, labels, found.classes)
     if LABELS[kind].exclusive and len(classes) == 1 and not one_class:
         raise EngramError(f"{name} has only one class ({classes[0]}); a task needs at least two.")
     return classes

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
@@ -70,11 +69,11 @@ def read_labels(
 # One reader of labels for each kind of task
 
 
-class LabelReader(ABC):
-    """Reads and numbers the labels of one kind of task."""
+class LabelReader:
+    """Reads and numbers labels: the name of one class. Those of other kinds are subclasses."""
 
-    dimensions: tuple[int, ...]  # that an array of labels may have
-    exclusive = False  # whether each image, or pixel, has one class: then a task needs several
+    dimensions: tuple[int, ...] = (1,)  # that an array of labels may have
+    exclusive = True  # whether each image, or pixel, has one class: then a task needs several
     role = "label"  # of their column, in `USUAL_COLUMNS`
     several = False  # whether they can be in several columns
     required = True  # whether there has to be a column
@@ -95,38 +94,22 @@ class LabelReader(ABC):
         found = [find_column(source, available, self.role, name, needed) for name in names]
         return [name for name in found if name]
 
-    @abstractmethod
     def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
         """The label in the cells of one row. Integers are indices into `listed`, if it is given."""
-
-    @abstractmethod
-    def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
-        """The names of all classes: as the source lists them, or those that occur, sorted."""
-
-    @abstractmethod
-    def numbered(self, location: str, labels: Sequence[Any], classes: Names) -> npt.NDArray[Any]:
-        """All labels as an array of class indices, or of whatever the kind trains on.
-
-        A label that is none of the classes is an EngramError.
-        """
-
-
-class ClassLabels(LabelReader):
-    """The name of one class."""
-
-    dimensions = (1,)
-    exclusive = True
-
-    def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
         ((name, cell),) = cells.items()
         if isinstance(cell, str) and not cell:
             raise EngramError(f"{location}: the column {name!r} is empty.")
         return _class_name(location, cell, listed)
 
-    def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
+    def classes(self, columns: Names, labels: Labels, listed: Names | None) -> Names:
+        """The names of all classes: as the source lists them, or those that occur, sorted."""
         return listed or sorted(set(labels), key=class_order)
 
     def numbered(self, location: str, labels: Sequence[Any], classes: Names) -> npt.NDArray[Any]:
+        """All labels as an array of class indices, or of whatever the kind trains on.
+
+        A label that is none of the classes is an EngramError.
+        """
         index = {label: i for i, label in enumerate(classes)}
         _refuse_unknown(location, set(labels) - set(index), classes)
         return np.array([index[label] for label in labels], dtype=np.int64)
@@ -136,6 +119,7 @@ class MultilabelLabels(LabelReader):
     """The names of any number of classes, as a tuple."""
 
     dimensions = (2,)
+    exclusive = False
     several = True
 
     def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
@@ -158,7 +142,7 @@ class MultilabelLabels(LabelReader):
             )
         return tuple(_class_name(location, label, listed) for label in cell)
 
-    def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
+    def classes(self, columns: Names, labels: Labels, listed: Names | None) -> Names:
         if len(columns) > 1:
             return columns
         return listed or sorted({name for label in labels for name in label}, key=class_order)
@@ -176,6 +160,7 @@ class NumberLabels(LabelReader):
     """One or several numbers, as a tuple; the columns' names are the classes."""
 
     dimensions = (1, 2)
+    exclusive = False
     several = True
 
     def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
@@ -185,7 +170,7 @@ class NumberLabels(LabelReader):
             for part in (cell if isinstance(cell, (list, tuple, np.ndarray)) else [cell])
         )
 
-    def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
+    def classes(self, columns: Names, labels: Labels, listed: Names | None) -> Names:
         count = len(next(iter(labels), ()))
         if listed is not None and len(listed) == count:
             return listed
@@ -207,14 +192,10 @@ class MaskLabels(LabelReader):
     """Nothing: the masks of the images are the labels."""
 
     dimensions = (3,)
-    exclusive = True
     role = "mask"
 
     def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
         return None
-
-    def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
-        return listed or ()
 
     def numbered(self, location: str, labels: Sequence[Any], classes: Names) -> npt.NDArray[Any]:
         return np.zeros((len(labels), 0), dtype=np.int64)
@@ -227,13 +208,13 @@ GOOD = ("good", "normal", "ok", "0", "false", "no")
 class AnomalyLabels(LabelReader):
     """`good`, or the name of what is wrong with an image."""
 
-    dimensions = (1,)
+    exclusive = False
     required = False
 
     def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
         return _class_name(location, next(iter(cells.values()), GOOD[0]), listed)
 
-    def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
+    def classes(self, columns: Names, labels: Labels, listed: Names | None) -> Names:
         return ["anomalous"]
 
     def numbered(self, location: str, labels: Sequence[Any], classes: Names) -> npt.NDArray[Any]:
@@ -241,7 +222,7 @@ class AnomalyLabels(LabelReader):
 
 
 LABELS: Mapping[str, LabelReader] = {
-    "classification": ClassLabels(),
+    "classification": LabelReader(),
     "multilabel": MultilabelLabels(),
     "regression": NumberLabels(),
     "segmentation": MaskLabels(),
