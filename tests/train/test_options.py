@@ -77,7 +77,7 @@ def test_a_split_is_what_stands_behind_the_last_colon(
 
 def test_folders_have_no_columns(tmp_path: Path) -> None:
     for options in (DataOptions(image_column="photo"), DataOptions(split_column="fold")):
-        with pytest.raises(EngramError, match="has no columns"):
+        with pytest.raises(EngramError, match="has no column"):
             options.load(str(tmp_path))
 
 

@@ -22,7 +22,15 @@ from engram.data.folds import Folds, Integers, make_folds, split_validation
 from engram.data.labels import LABELS, find_legend
 from engram.data.presets import PRESETS, read_hub, read_preset
 from engram.data.python_data import PythonData, object_name, read_objects
-from engram.data.source import SPLITS, DataRequest, FoundData, Rows, StoredImage, check_split
+from engram.data.source import (
+    SPLITS,
+    DataRequest,
+    FoundData,
+    Rows,
+    StoredImage,
+    check_split,
+    refuse_columns,
+)
 from engram.data.tables import TABLES, read_table
 from engram.errors import EngramError, flag
 from engram.images.decode import image_size, read_image_file
@@ -259,12 +267,8 @@ def load(
         found = _read(name, request)
     else:
         name, found = object_name(spec), read_objects(spec, request)
-    for column in columns:
-        if column not in found.label_columns:
-            raise EngramError(
-                f"{name} has no column {column!r} of labels; only tables and Hub datasets have "
-                "columns to choose from, so leave the label out here."
-            )
+    for column in set(columns) - set(found.label_columns):
+        refuse_columns(name, label=column)
     legend = None
     if request.has_masks:
         legend = find_legend(name, found, values, ignore, classes)
@@ -303,7 +307,9 @@ def _read(name: str, request: DataRequest) -> FoundData:
         )
     if path.suffix.lower() in TABLES and path.is_file():
         return read_table(path, request)
-    _refuse_columns(name, request)
+    refuse_columns(
+        name, image=request.image_column, split=request.split_column, group=request.group_column
+    )
     if name == "digits":
         return read_digits(request)
     if path.is_dir():
@@ -318,20 +324,6 @@ def _read(name: str, request: DataRequest) -> FoundData:
         f"{path} is not data of a known kind; give a folder of class folders, "
         f"a table ({', '.join(TABLES)}) or an .npz file."
     )
-
-
-def _refuse_columns(name: str, request: DataRequest) -> None:
-    given = {
-        "image": request.image_column,
-        "split": request.split_column,
-        "group": request.group_column,
-    }
-    for what, column in given.items():
-        if column is not None:
-            raise EngramError(
-                f"{name} has no columns, so the {what} column {column} has no meaning here; only "
-                "tables and Hub datasets have columns to choose from."
-            )
 
 
 def _classes(name: str, found: FoundData, kind: str, one_class: bool) -> Sequence[str]:

@@ -35,6 +35,7 @@ from engram.data.source import (
     Rows,
     StoredImage,
     match_splits,
+    refuse_columns,
     spread,
 )
 from engram.errors import EngramError, Notice
@@ -65,15 +66,8 @@ def read_objects(data: PythonData, request: DataRequest) -> FoundData:
     if tables is not None:
         by = f"the keys of the {object_name(data)}"
         return read_tables(tables, object_name(data), request, by)
-    if request.split_column is not None:
-        raise EngramError(
-            f"A {object_name(data)} has no column of splits; give a dict of train, val and test."
-        )
-    if request.group_column is not None:
-        raise EngramError(
-            f"A {object_name(data)} has no column of groups; give a table, a Dataset of the "
-            "package datasets, or a dict of train and val."
-        )
+    columns = {"split": request.split_column, "group": request.group_column}
+    refuse_columns(f"A {object_name(data)}", **columns)
     if not isinstance(data, Mapping):
         return _read_one(object_name(data), data, request)
     given = {str(key): part for key, part in data.items() if part is not None}

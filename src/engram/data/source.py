@@ -132,6 +132,16 @@ class FoundData:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
+def refuse_columns(source: str, **given: str | None) -> None:
+    """Refuse the names of columns, by their roles, for data that has none."""
+    for role, column in given.items():
+        if column is not None:
+            raise EngramError(
+                f"{source} has no column {column!r}, and no {role} column at all: only tables and "
+                "Hub datasets have columns to choose from; leave it out, or write a table."
+            )
+
+
 def spread(count: int, most: int) -> list[int]:
     """Pick at most so many of the numbers below `count`, evenly from the first to the last."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
