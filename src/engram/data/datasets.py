@@ -352,7 +352,7 @@ def _numbered(
     """Number the labels; one that is no class is an EngramError."""
     if len(set(classes)) != len(classes):
         raise EngramError(f"{name}: the list of classes has the same name twice.")
-    datasets = {}
+    datasets: dict[str, Any] = {}
     for split, part in found.splits.items():
         location = f"{name}: the {split} split"
         if not part.labels:

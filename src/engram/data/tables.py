@@ -43,12 +43,13 @@ def read_table(path: Path, request: DataRequest) -> FoundData:
         rows = [i for i, split in enumerate(splits) if split == name]
         if not rows:
             continue
-        images, *masks = (_files(path, records, rows, column) for column in paths)
+        files = [_files(path, records, rows, column) for column in paths]
         cells = [{column: records[i].get(column) for column in labels} for i in rows]
         places = (f"{path}, row {i + 1}" for i in rows)
         read = map(LABELS[request.kind].read, places, cells)
         groups = None if group is None else [records[i].get(group) for i in rows]
-        found[name] = FoundSplit(images, list(read), *masks, groups=groups)
+        masks = files[1] if request.has_masks else None
+        found[name] = FoundSplit(files[0], list(read), masks, groups)
     return FoundData(
         found,
         label_columns=labels,

@@ -151,12 +151,9 @@ def update_bundle(old: Bundle, new: Bundle) -> None:
                 f"{folder / MANIFEST} was changed by somebody else since it was read, and is left "
                 "as it is; read the bundle again."
             )
-        others = [engram for engram in new.engrams if engram not in old.engrams]
-        contents = {engram.spec.name: engram.content for engram in others}
-        replaced = [
-            e for e in old.engrams if e.spec.name in contents and e.content != contents[e.spec.name]
-        ]
-        added = {engram.file_name: serialise_engram(engram) for engram in others}
+        others = {e.spec.name: e for e in new.engrams if e not in old.engrams}
+        replaced = [e for e in old.engrams if others.get(e.spec.name, e).content != e.content]
+        added = {engram.file_name: serialise_engram(engram) for engram in others.values()}
         for name in added.keys() - old.files:
             if (folder / name).exists() and not _has_bytes(folder / name, added[name]):
                 raise EngramError(
@@ -172,8 +169,7 @@ def update_bundle(old: Bundle, new: Bundle) -> None:
         for name, data in added.items():
             write_atomically(folder / name, data)
         write_atomically(folder / MANIFEST, new.manifest_bytes())
-        staying = {engram.file_name for engram in new.engrams}
-        gone = [engram for engram in old.engrams if engram.file_name not in staying]
+        gone = [e for e in old.engrams if e.file_name not in new.files]
         left = {version_file(e.spec.name, e.content) for e in gone}  # by a crash
         for unlisted in (old.files | left) - new.files:
             with contextlib.suppress(OSError):  # the manifest no longer lists it
@@ -234,11 +230,9 @@ def _has_bytes(path: Path, data: bytes) -> bool:
 
 def _check_replaceable(folder: Path) -> None:
     """Refuse to replace a folder that has anything but a bundle in it."""
-    known: set[str] = set()
-    if is_bundle(folder):
-        known = {MANIFEST, LOCK, VERSIONS}
-        for entry in read_manifest(folder)["engrams"]:
-            versions = [entry, *entry.get("older", ()), {"content": entry.get("shadow", "")}]
-            known |= {version_file(entry["task"], version["content"]) for version in versions}
-            known.add(entry["file"])
+    known = {MANIFEST, LOCK, VERSIONS} if is_bundle(folder) else set()
+    for entry in read_manifest(folder)["engrams"] if known else ():
+        versions = [entry, *entry.get("older", ()), {"content": entry.get("shadow", "")}]
+        known |= {version_file(entry["task"], version["content"]) for version in versions}
+        known.add(entry["file"])
     check_replaceable(folder, "bundle", known)

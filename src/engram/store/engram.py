@@ -152,17 +152,15 @@ class Engram:
     def __str__(self) -> str:
         spec, backbone = self.spec, self.backbone
         classes = summarise_names(spec.classes, nouns=spec.kind_object.nouns)
-        origin = " ".join(part for part in (self.created, self.library) if part)
-        return "\n".join(
-            printable(line, 400)
-            for line in (
-                f"engram {spec.name}: {spec.kind}, {classes}",
-                f"  regime   {summarise_regime(spec)}, {self.parameters:,} parameters",
-                f"  backbone {backbone.source}, fingerprint {backbone.fingerprint[:12]}"
-                + (f", in {backbone.dtype}" if backbone.dtype != "fp32" else ""),
-                f"  content  {self.content[:12]}" + (f", {origin}" if origin else ""),
-            )
+        dtype = f", in {backbone.dtype}" if backbone.dtype != "fp32" else ""
+        origin = " ".join(filter(None, (self.created, self.library)))
+        lines = (
+            f"engram {spec.name}: {spec.kind}, {classes}",
+            f"  regime   {summarise_regime(spec)}, {self.parameters:,} parameters",
+            f"  backbone {backbone.source}, fingerprint {backbone.fingerprint[:12]}{dtype}",
+            f"  content  {self.content[:12]}" + (f", {origin}" if origin else ""),
         )
+        return "\n".join(printable(line, 400) for line in lines)
 
     def __repr__(self) -> str:
         return f"<Engram {self.spec.name!r}, {self.spec.regime}, content {self.content[:12]}>"
@@ -292,19 +290,14 @@ def new_engram(
     recipe: Mapping[str, Any] | None = None,
 ) -> Engram:
     """An engram of freshly trained or converted tensors, made now, in the precision of the file."""
+    stored = {
+        name: tensor.detach().to("cpu", stored_dtype(spec, name)).contiguous()
+        for name, tensor in tensors.items()
+    }
     return Engram(
-        spec,
-        {
-            name: tensor.detach().to("cpu", stored_dtype(spec, name)).contiguous()
-            for name, tensor in tensors.items()
-        },
-        BackboneInfo.from_backbone(backbone),
-        backbone.preprocessing,
-        parents,
-        _without_long_lists(metrics or {}),
-        _without_long_lists(recipe or {}),
-        **origin(),
-    )
+        spec, stored, BackboneInfo.from_backbone(backbone), backbone.preprocessing, parents,
+        _without_long_lists(metrics or {}), _without_long_lists(recipe or {}), **origin(),
+    )  # fmt: skip
 
 
 def origin() -> dict[str, Any]:

@@ -269,7 +269,7 @@ def _engram(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Engram:
     )
     engram.check_image_size()
     spec = engram.spec
-    for name in sorted(set(header["task"]) ^ set(spec.recorded())):
+    for name in sorted(header["task"].keys() ^ spec.recorded().keys()):
         what = "is not a field" if name in header["task"] else "is missing from the fields"
         raise Invalid(f"task.{name} {what} of {spec.kind} with {spec.regime}")
     fitted = spec.fitted(engram.backbone).method.settings()
@@ -284,10 +284,8 @@ def _tensor_problem(engram: Engram) -> str | None:
     spec, tensors = engram.spec, engram.tensors
     expected = spec.shapes(engram.backbone)
     expected |= {f"head.{name}": (len(spec.classes),) for name in spec.kind_object.fitted}
-    if engram.has_statistics:
-        expected |= spec.statistics(engram.backbone)
-    if engram.has_sums:
-        expected |= spec.sums(engram.backbone)
+    expected |= spec.statistics(engram.backbone) if engram.has_statistics else {}
+    expected |= spec.sums(engram.backbone) if engram.has_sums else {}
     for name, tensor in tensors.items():
         dtype = stored_dtype(spec, name)
         if tensor.dtype != dtype:
@@ -300,15 +298,13 @@ def _tensor_problem(engram: Engram) -> str | None:
     if mismatch:
         return mismatch
     if engram.has_statistics:
-        deviation, counts, quantiles = (
-            tensors[f"{PREFIX}{name}"] for name in ("deviation", "counts", "quantiles")
-        )
-        wrong = {
-            "deviation": bool((deviation <= 0).any()),
-            "counts": bool((counts < 0).any()) or not bool((counts > 0).any()),
-            "quantiles": bool(quantiles[0] >= quantiles[1]),
+        counts, (low, middle) = tensors[f"{PREFIX}counts"], tensors[f"{PREFIX}quantiles"]
+        possible = {
+            "deviation": bool((tensors[f"{PREFIX}deviation"] > 0).all()),
+            "counts": bool((counts >= 0).all()) and bool((counts > 0).any()),
+            "quantiles": bool(low < middle),
         }
-        for name in (name for name, bad in wrong.items() if bad):
+        for name in (name for name, good in possible.items() if not good):
             return f"the tensor {PREFIX}{name} has values that it cannot have"
     if engram.has_sums and not engram.sums.valid:
         return "its feature sums have values that they cannot have"

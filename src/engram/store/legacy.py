@@ -258,8 +258,8 @@ class _Checkpoint:
             cells = [found[name] for name in layers if name in found]
             m = cells[0].shape[1] if cells and cells[0].ndim == 3 else 1
             classes = found[bias].numel() if bias in found else 0
-            expected = dict.fromkeys(layers, (1, m, width))
-            expected |= {token: (1, 1, width), weight: (classes, width), bias: (classes,)}
+            head = {weight: (classes, width), bias: (classes,)}
+            expected = {**dict.fromkeys(layers, (1, m, width)), token: (1, 1, width), **head}
             problem = shape_mismatch(found, expected)
             if problem:
                 raise EngramError(f"The task {i + 1} of {self.path} is incomplete: {problem}.")
