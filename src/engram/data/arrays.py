@@ -42,13 +42,11 @@ def read_npz(path: Path, request: DataRequest) -> FoundData:
                 "(x_test, …), train_images and train_labels, or images and labels."
             )
         keys = {"train": pairs[0]}
-    found = {
+    splits = {
         split: read_arrays(f"{path}:{x}", arrays[x], arrays[y], classes, request)
         for split, (x, y) in keys.items()
     }
-    columns = next(iter(found.values()))[1]
-    splits = {name: split for name, (split, _) in found.items()}
-    return FoundData(splits, classes, label_columns=columns, split_by=by)
+    return FoundData(splits, split_by=by)
 
 
 def _arrays_in(path: Path) -> dict[str, Array]:
@@ -70,7 +68,7 @@ def read_digits(request: DataRequest) -> FoundData:
     for digit in range(10):
         test[np.flatnonzero(labels == digit)[::5]] = True
     splits = {
-        split: read_arrays(f"digits/{split}", images[chosen], labels[chosen], None, request)[0]
+        split: read_arrays(f"digits/{split}", images[chosen], labels[chosen], None, request)
         for split, chosen in (("train", ~test), ("test", test))
     }
     by = "every fifth image of a class, which is test data"
@@ -79,8 +77,8 @@ def read_digits(request: DataRequest) -> FoundData:
 
 def read_arrays(
     name: str, images: Array, labels: Array, classes: Sequence[str] | None, request: DataRequest
-) -> tuple[FoundSplit, Sequence[str]]:
-    """One split, and the names of its columns of labels."""
+) -> FoundSplit:
+    """One split; two axes of labels have a column for each class."""
     dimensions = LABELS[request.kind].dimensions
     if 1 in dimensions and labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
@@ -93,7 +91,7 @@ def read_arrays(
     rows = Arrays(_to_pixels(name, images), name)
     if request.has_masks:
         masks = Arrays(to_mask_values(name, labels), f"{name}, mask")
-        return FoundSplit(rows, [None] * len(labels), masks), ["label"]
+        return FoundSplit(rows, [None] * len(labels), masks)
     columns: Sequence[str] = ["label"]
     listed = classes if labels.dtype.kind in "iu" else None
     if labels.ndim == 2:
@@ -103,7 +101,8 @@ def read_arrays(
                 f"{name}: {labels.shape[1]} columns of labels, but {len(columns)} class names."
             )
     cells = (dict(zip(columns, np.atleast_1d(row), strict=True)) for row in labels)
-    return FoundSplit(rows, read_labels(name, cells, listed, request)), columns
+    found = read_labels(name, cells, listed, request)
+    return FoundSplit(rows, found, classes=classes, label_columns=columns)
 
 
 def _to_pixels(name: str, images: Array) -> torch.Tensor:

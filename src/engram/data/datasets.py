@@ -267,12 +267,12 @@ def load(
         found = _read(name, request)
     else:
         name, found = object_name(spec), read_objects(spec, request)
-    for column in set(columns) - set(found.label_columns):
+    for column in set(columns) - set(found.first.label_columns):
         refuse_columns(name, label=column)
     legend = None
     if request.has_masks:
         legend = find_legend(name, found, values, ignore, classes)
-        found.classes = [str(value) for value in legend.values]
+        found.first.classes = [str(value) for value in legend.values]
     names = classes or _classes(name, found, kind, one_class)
     if split is not None:
         if not found.split_by:
@@ -331,7 +331,8 @@ def _classes(name: str, found: FoundData, kind: str, one_class: bool) -> Sequenc
     train = found.splits.get("train")
     splits = [train] if train else found.splits.values()
     labels = [label for split in splits for label in split.labels]
-    classes = LABELS[kind].classes(found.label_columns, labels, found.classes)
+    first = found.first
+    classes = LABELS[kind].classes(first.label_columns, labels, first.classes)
     if LABELS[kind].exclusive and len(classes) == 1 and not one_class:
         raise EngramError(f"{name} has only one class ({classes[0]}); a task needs at least two.")
     return classes

@@ -302,7 +302,7 @@ def find_legend(
 
 def _values_in_masks(source: str, found: FoundData, ignore: int) -> list[int]:
     """The values in the training masks, sorted, without the ignored one. Reads every mask."""
-    split = found.splits.get("train") or next(iter(found.splits.values()))
+    split = found.first
     masks = split.masks
     assert masks is not None
 

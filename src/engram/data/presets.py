@@ -64,12 +64,9 @@ def read_tables(tables: Mapping[str, Any], title: str, request: DataRequest, by:
     if divided:
         tables, by = divided
         request = replace(request, split_names={})
-    splits, classes = {}, None
-    columns: list[str] = []
-    for split, name in match_splits(tables, request.split_names, title).items():
-        splits[split], listed, columns = _read_split(tables[name], f"{title}/{name}", request)
-        classes = classes or listed
-    return FoundData(splits, classes, label_columns=columns, split_by=by)
+    names = match_splits(tables, request.split_names, title)
+    splits = {s: _read_split(tables[n], f"{title}/{n}", request) for s, n in names.items()}
+    return FoundData(splits, split_by=by)
 
 
 def _divide(
@@ -154,10 +151,7 @@ def _refuse_addresses(folder: Path) -> None:
                     )
 
 
-def _read_split(
-    table: Any, title: str, request: DataRequest
-) -> tuple[FoundSplit, list[str] | None, list[str]]:
-    """One split, the classes that its label column lists, and the label columns."""
+def _read_split(table: Any, title: str, request: DataRequest) -> FoundSplit:
     image, columns, images = _columns(table, title, request)
 
     def encoded(column: str) -> HubRows:
@@ -172,13 +166,13 @@ def _read_split(
         groups = table.select_columns([group])[:][group]
     if request.has_masks:
         masks = encoded(columns[0])
-        return FoundSplit(encoded(image), [None] * len(table), masks, groups), None, columns
+        return FoundSplit(encoded(image), [None] * len(table), masks, groups, label_columns=columns)
     feature = table.features[columns[0]]
     listed = getattr(getattr(feature, "feature", feature), "names", None)  # of a ClassLabel
     values = table.select_columns(columns)[:].values()
     cells = (dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True))
     labels = read_labels(title, cells, listed, request)
-    return FoundSplit(encoded(image), labels, groups=groups), listed, columns
+    return FoundSplit(encoded(image), labels, None, groups, listed, columns)
 
 
 def _columns(table: Any, title: str, request: DataRequest) -> tuple[str, list[str], list[str]]:

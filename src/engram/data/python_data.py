@@ -18,7 +18,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -69,15 +69,13 @@ def read_objects(data: PythonData, request: DataRequest) -> FoundData:
     columns = {"split": request.split_column, "group": request.group_column}
     refuse_columns(f"A {object_name(data)}", **columns)
     if not isinstance(data, Mapping):
-        return _read_one(object_name(data), data, request)
+        return FoundData({"train": _read_one(object_name(data), data, request)})
     given = {str(key): part for key, part in data.items() if part is not None}
     if not given:
         raise EngramError("The dict of splits is empty; give train, and val and test if you can.")
     matched = match_splits(given, request.split_names, "The dict")
     found = {split: _read_one(name, given[name], request) for split, name in matched.items()}
-    first = found.get("train") or next(iter(found.values()))
-    splits = {split: part.splits["train"] for split, part in found.items()}
-    return replace(first, splits=splits, split_by="the keys of the dict")
+    return FoundData(found, split_by="the keys of the dict")
 
 
 def _tables(data: Any) -> dict[str, Any] | None:
@@ -98,7 +96,7 @@ def _tables(data: Any) -> dict[str, Any] | None:
     return {str(name): table.with_format(None) for name, table in tables.items()}
 
 
-def _read_one(title: str, data: Any, request: DataRequest) -> FoundData:
+def _read_one(title: str, data: Any, request: DataRequest) -> FoundSplit:
     """One split, whichever it is."""
     if isinstance(data, torch_data.DataLoader):
         data = _dataset_in(data)
@@ -124,7 +122,7 @@ def _read_one(title: str, data: Any, request: DataRequest) -> FoundData:
     rows = Items(data, image, title)
     rows.refuse_random()
     if request.has_masks:
-        return _masked(rows, MaskItems(data, parts[0], f"{title}, mask"))
+        return FoundSplit(rows, [None] * len(data), MaskItems(data, parts[0], f"{title}, mask"))
     labels = item_labels(title, data, parts)
     return _labelled(title, rows, columns, labels, class_names(data), request)
 
@@ -153,7 +151,7 @@ def _dataset_in(loader: torch_data.DataLoader[Any]) -> Any:
     return dataset
 
 
-def _read_pair(title: str, images: Any, labels: Any, request: DataRequest) -> FoundData:
+def _read_pair(title: str, images: Any, labels: Any, request: DataRequest) -> FoundSplit:
     """A split of images and labels apart from each other."""
     pixels, numbers = as_array(images), as_array(labels)
     if pixels is None and not isinstance(images, (list, tuple)):
@@ -181,18 +179,14 @@ def _read_pair(title: str, images: Any, labels: Any, request: DataRequest) -> Fo
         classes = names_for(values, None, request)
         if array.ndim == 2:
             classes = list(request.classes) or None
-        split, columns = read_arrays(title, pixels, array, classes, request)
-        return FoundData({"train": split}, classes, columns)
+        return read_arrays(title, pixels, array, classes, request)
     rows: Rows = Items(images, None, title)
     if all(isinstance(image, (str, os.PathLike)) for image in images):
         rows = Files(tuple(map(os.fspath, images)))
     if request.has_masks:
-        return _masked(rows, MaskItems(values, None, f"{title}, mask"))
+        masks = MaskItems(values, None, f"{title}, mask")
+        return FoundSplit(rows, [None] * len(values), masks)
     return _labelled(title, rows, ["label"], [[value] for value in values], None, request)
-
-
-def _masked(rows: Rows, masks: MaskItems) -> FoundData:
-    return FoundData({"train": FoundSplit(rows, [None] * len(masks.data), masks)})
 
 
 def _labelled(
@@ -202,7 +196,7 @@ def _labelled(
     labels: Sequence[Sequence[Any]],
     listed: list[str] | None,
     request: DataRequest,
-) -> FoundData:
+) -> FoundSplit:
     """A split whose labels are numbered later; rows of 0 and 1 have a column for each class."""
     if len(columns) == 1 and request.kind == "multilabel" and isinstance(labels[0][0], np.ndarray):
         labels = [list(row) for (row,) in labels]
@@ -215,8 +209,8 @@ def _labelled(
             )
     names = names_for([label for row in labels for label in row], listed, request)
     cells = (dict(zip(columns, row, strict=True)) for row in labels)
-    split = FoundSplit(rows, read_labels(title, cells, names, request))
-    return FoundData({"train": split}, names, columns)
+    found = read_labels(title, cells, names, request)
+    return FoundSplit(rows, found, classes=names, label_columns=columns)
 
 
 # Items that have an image and a label

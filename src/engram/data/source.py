@@ -102,34 +102,31 @@ class DataRequest:
 
 @dataclass
 class FoundSplit:
-    """One split as a reader found it: images, and for each the label before it is numbered.
-
-    For segmentation the labels are None and `masks` has the mask of every image. For anomaly it can
-    have masks, too. `groups` are the cells of the column that says which images belong together.
-    `left_out` counts files that were not used.
-    """
+    """One split as a reader found it: images, and for each the label before it is numbered."""
 
     rows: Rows
-    labels: list[Any]
-    masks: Rows | None = None
-    groups: Sequence[Any] | None = None
-    left_out: Counter[str] = field(default_factory=Counter)
+    labels: list[Any]  # None for segmentation
+    masks: Rows | None = None  # of segmentation, perhaps of anomaly
+    groups: Sequence[Any] | None = None  # cells that say which images belong together
+    classes: Sequence[str] | None = None  # that the source lists
+    label_columns: Sequence[str] = ("label",)
+    left_out: Counter[str] = field(default_factory=Counter)  # files that were not used
 
 
 @dataclass
 class FoundData:
-    """All splits that a reader found, and the classes that the source lists.
-
-    `Splits` says what `augment`, `flip`, `split_by` and `left_out` are.
-    """
+    """All splits that a reader found; `Splits` says what the other fields are."""
 
     splits: dict[str, FoundSplit]
-    classes: Sequence[str] | None = None
-    label_columns: Sequence[str] = ("label",)
     augment: str = "inception"
     flip: bool = True
     split_by: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def first(self) -> FoundSplit:
+        """The training data, or else the first split."""
+        return self.splits.get("train") or next(iter(self.splits.values()))
 
 
 def refuse_columns(source: str, **given: str | None) -> None:

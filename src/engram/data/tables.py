@@ -49,10 +49,9 @@ def read_table(path: Path, request: DataRequest) -> FoundData:
         read = map(LABELS[request.kind].read, places, cells)
         groups = None if group is None else [records[i].get(group) for i in rows]
         masks = files[1] if request.has_masks else None
-        found[name] = FoundSplit(files[0], list(read), masks, groups)
+        found[name] = FoundSplit(files[0], list(read), masks, groups, label_columns=labels)
     return FoundData(
         found,
-        label_columns=labels,
         split_by=division.by if division else "",
         left_out={"rows of no split": splits.count(None)} if None in splits else {},
     )
