@@ -19,10 +19,10 @@ from engram.cli.flags import (
     RESOURCES,
     TASK,
     TRAINING,
-    flags_from,
     numbers,
     option,
 )
+from engram.cli.shared import command
 from engram.methods import METHODS
 from engram.methods.method_flags import REGIMES, MethodFlags
 from engram.util.settings import Given, setting
@@ -51,15 +51,14 @@ def seen() -> list[Given]:
 def app_of(seen: list[Given], defaults: Any = None) -> typer.Typer:
     app = typer.Typer(rich_markup_mode="rich")
 
-    @app.command()
-    @flags_from({Oven: TRAINING, Kitchen: DATA}, defaults)
+    @command("bake", {Oven: TRAINING, Kitchen: DATA}, defaults, group=app)
     def bake(
         recipe: str = typer.Argument(),
         task: str = option(TASK, "What to bake.", "--task", default="cake"),
-        flags: Given | None = None,
+        *,
+        flags: Given,
     ) -> None:
         """Bake."""
-        assert flags is not None
         seen.append(flags)
 
     return app

@@ -11,7 +11,7 @@ import typer
 
 from engram.cli import shared
 from engram.cli.flags import argument, option
-from engram.cli.terminal import announce, bars, show
+from engram.cli.terminal import Watch, announce, bars
 from engram.util.invocation import program
 from engram.util.text import Description, counted
 
@@ -25,11 +25,11 @@ backbones_app = typer.Typer(help="The recommended backbones, and which are on th
 shared.app.add_typer(backbones_app, name="backbones")
 
 
-@backbones_app.callback(invoke_without_command=True)
-def backbones_command(context: typer.Context, as_json: bool = shared.JSON) -> None:
+@shared.command(group=backbones_app)
+def backbones_command(context: typer.Context, *, as_json: bool) -> Description | None:
     """List the recommended backbones, and which are on this machine."""
     if context.invoked_subcommand is not None:
-        return
+        return None
     from engram.backbones.load import load_backbone
     from engram.backbones.recommended import PICO, RECOMMENDED, RecommendedBackbone
 
@@ -58,7 +58,7 @@ def backbones_command(context: typer.Context, as_json: bool = shared.JSON) -> No
         ("images/s", "of the plain backbone on this CPU, estimated from one layer just now"),
         ("here", "whether it is on this machine and needs no network"),
     ]
-    show(Description({"backbones": entries}, rows, _COLUMNS, tuple(map(_row, entries))), as_json)
+    return Description({"backbones": entries}, rows, _COLUMNS, list(map(_row, entries)))
 
 
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:
@@ -99,15 +99,14 @@ def estimated_speed(config: ViTConfig, side: int) -> float:
     return _BATCH * macs / whole / min(times)
 
 
-@backbones_app.command(name="get")
+@shared.command("get", group=backbones_app)
 def get_command(
-    name: str = argument("NAME", "A name of the list, or a Hub id."), as_json: bool = shared.JSON
-) -> None:
+    name: str = argument("NAME", "A name of the list, or a Hub id."), *, progress: Watch
+) -> Description:
     """Fetch a backbone from the Hub into its cache, and check that it can be loaded."""
     from engram.backbones.load import get_backbone
 
-    with bars(as_json) as progress:
-        backbone, folder = get_backbone(name, announce=announce, progress=progress)
+    backbone, folder = get_backbone(name, announce=announce, progress=progress)
     parameters = sum(parameter.numel() for parameter in backbone.parameters())
     document = {
         "source": backbone.source,
@@ -122,7 +121,7 @@ def get_command(
         ("fingerprint", backbone.fingerprint),
         ("use it", f"{program()} fit photos --task NAME --backbone {name} -o NAME.safetensors"),
     ]
-    show(Description(document, rows), as_json)
+    return Description(document, rows)
 
 
 # The cache
@@ -133,8 +132,8 @@ cache_app = typer.Typer(
 shared.app.add_typer(cache_app, name="cache")
 
 
-@cache_app.command(name="info")
-def cache_info(as_json: bool = shared.JSON) -> None:
+@shared.command("info", group=cache_app)
+def cache_info() -> Description:
     """Print where the cache is and what it holds."""
     from engram.train.caches import default_root, info, limit
 
@@ -161,10 +160,10 @@ def cache_info(as_json: bool = shared.JSON) -> None:
         "limit": None if math.isinf(most) else most,
         "caches": entries,
     }
-    show(Description(document, rows, columns, table), as_json)
+    return Description(document, rows, columns, table)
 
 
-@cache_app.command(name="clear")
+@shared.command("clear", group=cache_app)
 def cache_clear(
     backbone: str | None = option(
         None, "Only what belongs to this backbone: its name, or the beginning of its fingerprint."
@@ -179,10 +178,9 @@ def cache_clear(
         metavar="GB",
         min=0,
     ),
-    as_json: bool = shared.JSON,
-) -> None:
+) -> Description:
     """Remove everything from the cache, or what the flags choose."""
     from engram.train.caches import clear
 
     freed = clear(backbone=backbone, unused_days=unused, down_to=down_to * 1e9)
-    show(Description({"freed": freed}, [("freed", f"{freed / 1e9:.2f} GB")]), as_json)
+    return Description({"freed": freed}, [("freed", f"{freed / 1e9:.2f} GB")])

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from engram.cli import shared
 from engram.cli.arguments import model_of
-from engram.cli.flags import DATA, MODEL, OUTPUT, argument, flags_from, option, out_option, switch
-from engram.cli.terminal import announce, bars, show
+from engram.cli.flags import DATA, MODEL, OUTPUT, argument, option, out_option, switch
+from engram.cli.terminal import Watch, announce
 from engram.errors import EngramError
 from engram.inference.bulk.bulk_settings import PoolSettings
 from engram.train.options import DataOptions
@@ -29,8 +28,7 @@ _NO_TASK = (
 )
 
 
-@shared.app.command(name="data")
-@flags_from({DataOptions: DATA})
+@shared.command("data", {DataOptions: DATA})
 def data_command(
     data: str = shared.DATA_ARGUMENT,
     check: bool = switch(
@@ -38,21 +36,18 @@ def data_command(
         "Decode every image and look for all duplicates; else a sample of the headers.",
         "--check",
     ),
-    as_json: bool = shared.JSON,
     *,
     flags: Given,
-) -> None:
+    progress: Watch,
+) -> Description:
     """Print what is understood of a dataset; writes nothing."""
     from engram.data.overview import describe
 
-    with bars(as_json) as progress:
-        splits = DataOptions(**flags[DataOptions]).load(data)
-        description = describe(splits, check=check, progress=progress)
-    show(description, as_json)
+    splits = DataOptions(**flags[DataOptions]).load(data)
+    return describe(splits, check=check, progress=progress)
 
 
-@shared.app.command(name="check")
-@flags_from({DataOptions: DATA})
+@shared.command("check", {DataOptions: DATA}, work="reading the data", threads=True)
 def check_command(
     data: str = shared.DATA_ARGUMENT,
     out: Path | None = out_option("Also write a page.", "FILE.html"),
@@ -61,11 +56,10 @@ def check_command(
     image_size: int | None = shared.IMAGE_SIZE,
     backbone_dtype: str = shared.BACKBONE_DTYPE,
     workers: int = shared.WORKERS,
-    threads: int | None = shared.THREADS,
-    as_json: bool = shared.JSON,
     *,
     flags: Given,
-) -> None:
+    progress: Watch,
+) -> Description:
     """Find wrong labels, near-duplicates, leaks and outliers in a dataset; it stays as it is."""
     from engram.curation.check import check
     from engram.curation.check_output import describe, write_csv, write_page
@@ -78,29 +72,27 @@ def check_command(
         check_page_path(out)  # before the work, not after it
     if csv is not None:
         check_writable(csv)
-    with bars(as_json, "reading the data") as progress:
-        splits = DataOptions(**flags[DataOptions]).load(data, one_class=True)
-        progress("loading the backbone", 0, 0)
-        vit, _ = backbone_for(
-            backbone, splits, image_size=image_size, dtype=backbone_dtype,
-            announce=announce, progress=progress,
-        )  # fmt: skip
-        model = MemoryViT(vit)
-        found = check(model, splits, recipe=Recipe(workers=workers), progress=progress)
-        if csv is not None:
-            write_csv(found, csv)
-        if out is not None:
-            progress("writing the page", 0, 0)
-            write_page(found, model, out)
+    splits = DataOptions(**flags[DataOptions]).load(data, one_class=True)
+    progress("loading the backbone", 0, 0)
+    vit, _ = backbone_for(
+        backbone, splits, image_size=image_size, dtype=backbone_dtype,
+        announce=announce, progress=progress,
+    )  # fmt: skip
+    model = MemoryViT(vit)
+    found = check(model, splits, recipe=Recipe(workers=workers), progress=progress)
+    if csv is not None:
+        write_csv(found, csv)
+    if out is not None:
+        progress("writing the page", 0, 0)
+        write_page(found, model, out)
     result = describe(found)
     for label, path in (("page", out), ("table", csv)):
         if path is not None:
             result.rows.append((label, str(path)))
-    show(result, as_json)
+    return result
 
 
-@shared.app.command(name="suggest")
-@flags_from({PoolSettings: DATA})
+@shared.command("suggest", {PoolSettings: DATA}, work="loading the task", threads=True)
 def suggest_command(
     pool: list[str] = argument(
         "POOL…", "Images without labels: folders, images, tables, lists, archives and addresses."
@@ -131,11 +123,10 @@ def suggest_command(
     device: str = shared.DEVICE,
     precision: str = shared.PRECISION,
     backbone_dtype: str = shared.BACKBONE_DTYPE,
-    threads: int | None = shared.THREADS,
-    as_json: bool = shared.JSON,
     *,
     flags: Given,
-) -> None:
+    progress: Watch,
+) -> Description:
     """Choose the images to label next: those that a task is unsure about, all different."""
     from engram.curation.suggest import suggest, task_to_ask
     from engram.curation.suggest_output import check_folders, check_out, write_suggestions
@@ -145,16 +136,15 @@ def suggest_command(
     for path in out or ():
         check_out(path)
     settings = PoolSettings(device=device, precision=precision, **flags[PoolSettings])
-    with bars(as_json, "loading the task") as progress:
-        model = model_of(task or [], backbone, backbone_dtype, _NO_TASK)
-        name = task_to_ask(model) if task else None
-        if folders is not None:
-            check_folders(folders, None if name is None else model.task(name).spec)
-        found = suggest(
-            model, pool, count, settings, task=name, labelled=labelled or (), progress=progress
-        )
-        write_suggestions(found, model, pool, settings, out or (), folders)
-    show(_suggestions(found, out or (), folders), as_json)
+    model = model_of(task or [], backbone, backbone_dtype, _NO_TASK)
+    name = task_to_ask(model) if task else None
+    if folders is not None:
+        check_folders(folders, None if name is None else model.task(name).spec)
+    found = suggest(
+        model, pool, count, settings, task=name, labelled=labelled or (), progress=progress
+    )
+    write_suggestions(found, model, pool, settings, out or (), folders)
+    return _suggestions(found, out or (), folders)
 
 
 def _suggestions(found: Suggestions, out: Sequence[Path], folders: Path | None) -> Description:
@@ -182,14 +172,14 @@ def _suggestions(found: Suggestions, out: Sequence[Path], folders: Path | None) 
     columns = [name for name in columns if any(row[name] not in (None, 0) for row in suggested)]
     table = tuple(tuple(_cell(row[name]) for name in columns) for row in suggested)
     legend = [found.note] if found.note else []
-    return Description(document, rows, tuple(columns), table, tuple(legend))
+    return Description(document, rows, columns, table, legend)
 
 
 def _cell(value: object) -> str:
     return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-@shared.app.command(name="drift")
+@shared.command("drift")
 def drift_command(
     reference: Path = argument(
         "REFERENCE", "Answers to compare with, which engram predict --out wrote."
@@ -202,8 +192,9 @@ def drift_command(
     out: Path | None = out_option(
         "Write a page with the distributions and the images that changed most.", "FILE.html"
     ),
-    as_json: bool = shared.JSON,
-) -> None:
+    *,
+    progress: Watch,
+) -> Description:
     """Compare two tables of answers: which tasks see other images than before."""
     from engram.curation.drift import compare, describe, read_answers
     from engram.curation.drift_page import write_drift_page
@@ -213,14 +204,10 @@ def drift_command(
         raise EngramError(f"--size is {size:g}; it is a share, from 0 to 1.")
     if out is not None:
         check_page_path(out)
-    with bars(as_json) as progress:
-        drift = compare(read_answers(reference, progress), read_answers(new, progress), size)
-        if out is not None:
-            progress("writing the page", 0, 0)
-            write_drift_page(out, drift)
+    drift = compare(read_answers(reference, progress), read_answers(new, progress), size)
     description = describe(drift)
     if out is not None:
+        progress("writing the page", 0, 0)
+        write_drift_page(out, drift)
         description.rows.append(("page", str(out)))
-    show(description, as_json)
-    if fail and drift.tasks:
-        raise typer.Exit(1)
+    return replace(description, code=1) if fail and drift.tasks else description

@@ -14,28 +14,28 @@ from engram.cli.flags import (
     TASK,
     TRAINING,
     among,
-    flags_from,
     numbers,
     option,
     out_option,
     switch,
 )
-from engram.cli.terminal import bars, show, show_document
+from engram.cli.terminal import Watch, bars
 from engram.methods.method_flags import MethodFlags
 from engram.train.options import ColumnOptions, recipe_from
 from engram.train.recipe import RECIPES, Recipe
 from engram.util.settings import Given
+from engram.util.text import Description
 
 
-@shared.app.command()
+@shared.command("demo", threads=True)
 def demo(
     out: Path = option(OUTPUT, "The folder to write.", default=Path("demo")),
     seed: int = option(
         TRAINING, "Random seed of the pictures and of initialisation.", default=0, min=0
     ),
-    threads: int | None = shared.THREADS,
-    as_json: bool = shared.JSON,
-) -> None:
+    *,
+    as_json: bool,
+) -> Description:
     """Train three tasks on one small ViT, compose them, and check every promise."""
     from rich.console import Console
 
@@ -43,11 +43,10 @@ def demo(
 
     console = Console(quiet=as_json, emoji=False)
     results = run_demo(out, seed=seed, console=console, bars=partial(bars, as_json))
-    if as_json:
-        show_document(results)
+    return Description(results, [])  # people have been told already
 
 
-@shared.app.command(name="bench")
+@shared.command("bench", threads=True)
 def bench_command(
     backbone: str | None = option(
         MODEL, "Path or Hub id of the backbone; pico if not given.", metavar="BACKBONE"
@@ -60,21 +59,20 @@ def bench_command(
     cells: int = option(TASK, "Memory cells at every layer.", default=MethodFlags().cells),
     seconds: float = option(RESOURCES, "Seconds per table; more gives less noise.", default=5.0),
     device: str = shared.DEVICE,
-    threads: int | None = shared.THREADS,
-    as_json: bool = shared.JSON,
-) -> None:
+    *,
+    progress: Watch,
+) -> Description:
     """Measure the speed of tasks against the plain backbone and against separate models."""
     from engram.experiments.bench import BenchSettings, bench
 
     counts, batches = numbers("--tasks", tasks, int), numbers("--batch", batch, int)
     settings = BenchSettings(backbone, shape, counts, batches, cells, seconds, device)
-    with bars(as_json) as progress:
-        result = bench(settings, say=lambda text: progress("measuring", 0, 0, text))
-    show(result, as_json)
+    return bench(settings, say=lambda text: progress("measuring", 0, 0, text))
 
 
-@shared.app.command(name="reproduce")
-@flags_from({ColumnOptions: DATA, Recipe: TRAINING}, RECIPES["paper"])
+@shared.command(
+    "reproduce", {ColumnOptions: DATA, Recipe: TRAINING}, RECIPES["paper"], threads=True
+)
 def reproduce_command(
     dataset: str = option(DATA, "A preset such as cifar100, or data.", default=..., metavar="DATA"),
     backbone: str = option(
@@ -103,11 +101,10 @@ def reproduce_command(
     seeds: int = option(TRAINING, "Seeds for every learning rate.", default=1),
     image_size: int | None = shared.IMAGE_SIZE,
     dry_run: bool = switch(OUTPUT, "Print what would be trained, and stop.", "--dry-run"),
-    threads: int | None = shared.THREADS,
-    as_json: bool = shared.JSON,
     *,
     flags: Given,
-) -> None:
+    progress: Watch,
+) -> Description:
     """Train a table of the paper with its own recipe, and print it next to the paper's figures."""
     from engram.data.datasets import load
     from engram.experiments.reproduce import Reproduction
@@ -115,9 +112,6 @@ def reproduce_command(
     recipe, lrs = recipe_from("paper", flags[Recipe]), numbers("--lr", lr, float)
     rows = Reproduction(dataset, table, recipe, lrs, seeds, beside or [])
     if dry_run:
-        show(rows.plan(), as_json)
-        return
-    with bars(as_json) as progress:
-        splits = load(dataset, **ColumnOptions(**flags[ColumnOptions]).columns())
-        result = rows.run(splits, backbone, out, image_size, progress)
-    show(result, as_json)
+        return rows.plan()
+    splits = load(dataset, **ColumnOptions(**flags[ColumnOptions]).columns())
+    return rows.run(splits, backbone, out, image_size, progress)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from engram.cli import shared
 from engram.cli.arguments import labelled_task
-from engram.cli.flags import DATA, OUTPUT, RESOURCES, argument, flags_from, option, out_option
-from engram.cli.terminal import bars, show
+from engram.cli.flags import DATA, OUTPUT, RESOURCES, argument, option, out_option
+from engram.cli.terminal import Watch
 from engram.errors import EngramError
 from engram.train.options import ColumnOptions
 from engram.util.settings import Given
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, Mapping[str, Any]]  # by task
 
 
-@shared.app.command(name="export")
-@flags_from({ColumnOptions: DATA})
+@shared.command("export", {ColumnOptions: DATA}, work="loading the tasks", threads=True)
 def export_command(
     sources: list[Path] = argument("BUNDLE", "A bundle, or engrams for one backbone."),
     out: Path | None = out_option("The file to write: .onnx or .pt2."),
@@ -55,11 +54,10 @@ def export_command(
     batch: int = option(RESOURCES, "Images per pass.", default=32),
     workers: int = shared.WORKERS,
     overwrite: bool = shared.OVERWRITE,
-    threads: int | None = shared.THREADS,
-    as_json: bool = shared.JSON,
     *,
     flags: Given,
-) -> None:
+    progress: Watch,
+) -> Description:
     """Write all tasks as one file that runs without engram, or as a page that runs in a browser.
 
     What is written is checked against the model before.
@@ -83,41 +81,40 @@ def export_command(
         require_onnx()
     elif int8:
         raise EngramError("--int8 is for ONNX; give -o a name that ends in .onnx, or leave it out.")
-    with bars(as_json, "loading the tasks") as progress:
-        model = load_model(sources, backbone)
-        names = model.output_names(tasks or None)
-        own = [name for name in names if name in model.tasks]
-        columns = ColumnOptions(**flags[ColumnOptions])
-        found = [labelled_task(model, own, text, split, columns) for text in data or ()]
+    model = load_model(sources, backbone)
+    names = model.output_names(tasks or None)
+    own = [name for name in names if name in model.tasks]
+    columns = ColumnOptions(**flags[ColumnOptions])
+    found = [labelled_task(model, own, text, split, columns) for text in data or ()]
 
-        def measure(engine: Engine | None, when: str) -> dict[str, dict[str, Any]]:
-            more = {"batch": batch, "workers": workers, "engine": engine}
-            return {
-                one.name: one.answers(
-                    model, progress=partial(progress, f"{one.name} {when}"), **more
-                ).metrics()
-                for one in found
-            }
+    def measure(engine: Engine | None, when: str) -> dict[str, dict[str, Any]]:
+        more = {"batch": batch, "workers": workers, "engine": engine}
+        return {
+            one.name: one.answers(
+                model, progress=partial(progress, f"{one.name} {when}"), **more
+            ).metrics()
+            for one in found
+        }
 
-        before = measure(None, "before")
-        progress(f"writing {out or web} and checking it", 0, 0)
-        made: Export | WebExport
-        engine: Engine
-        if out is None:
-            assert web is not None
-            weights = {None: "float16", True: "int8", False: "float32"}[int8]
-            made = export_web(
-                model, web, weights=weights, tasks=names, runtime=runtime, overwrite=overwrite
-            )
-            engine = OnnxModel(made.model)
-        elif kind == "onnx":
-            made = export_onnx(model, out, int8=bool(int8), tasks=names)
-            engine = OnnxModel(made.path)
-        else:
-            made = export_torch(model, out, tasks=names)
-            engine = TorchProgram(made.path)
-        after = measure(engine, "after")
-    show(_describe_export(model, made, before, after), as_json)
+    before = measure(None, "before")
+    progress(f"writing {out or web} and checking it", 0, 0)
+    made: Export | WebExport
+    engine: Engine
+    if out is None:
+        assert web is not None
+        weights = {None: "float16", True: "int8", False: "float32"}[int8]
+        made = export_web(
+            model, web, weights=weights, tasks=names, runtime=runtime, overwrite=overwrite
+        )
+        engine = OnnxModel(made.model)
+    elif kind == "onnx":
+        made = export_onnx(model, out, int8=bool(int8), tasks=names)
+        engine = OnnxModel(made.path)
+    else:
+        made = export_torch(model, out, tasks=names)
+        engine = TorchProgram(made.path)
+    after = measure(engine, "after")
+    return _describe_export(model, made, before, after)
 
 
 def _describe_export(

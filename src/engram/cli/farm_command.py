@@ -10,11 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from engram.cli import shared
-from engram.cli.flags import OUTPUT, RESOURCES, argument, flags_from, out_option, switch
-from engram.cli.terminal import announce, bars, complain, is_first, show
+from engram.cli.flags import OUTPUT, RESOURCES, argument, out_option, switch
+from engram.cli.terminal import announce, bars, is_first
 from engram.cluster.connect import FarmSettings, check_address
 from engram.util.settings import Given
 from engram.util.text import Description, duration, visible
@@ -28,8 +26,7 @@ _STYLES = {"running": "cyan", "done": "green", "failed": "red"}
 _STATES = ("waiting", "running", "done", "failed")
 
 
-@shared.app.command(name="farm")
-@flags_from({FarmSettings: RESOURCES})
+@shared.command("farm", {FarmSettings: RESOURCES}, threads=True)
 def farm_command(
     jobs: Path = argument("JOBS.toml", _JOBS),
     out: Path | None = out_option(
@@ -39,11 +36,10 @@ def farm_command(
         OUTPUT, "Retrain jobs whose options have changed, and replace their tasks.", "--overwrite"
     ),
     dry_run: bool = switch(OUTPUT, "Check the jobs, print them, and stop.", "--dry-run"),
-    threads: int | None = shared.THREADS,
-    as_json: bool = shared.JSON,
     *,
     flags: Given,
-) -> None:
+    as_json: bool,
+) -> Description:
     """Train a list of tasks, each as engram fit does; run it again to continue."""
     settings = FarmSettings(**flags[FarmSettings])
     if settings.on != "local" and not dry_run:
@@ -57,15 +53,11 @@ def farm_command(
         found = read_jobs(jobs, folder, out or folder / "bundle", overwrite)
         plan = check_jobs(found, announce, progress)
     if dry_run:
-        show(_plan(plan), as_json)
-        return
+        return _plan(plan)
     workers = local_workers(settings) if settings.on == "local" else ray_workers(settings, folder)
     with _shown(as_json) as showing:
         result = run_farm(plan, folder, workers, showing, settings.retries)
-    show(_outcome(result), as_json)
-    if result.failed:
-        complain(result.complaint, as_json=False)
-        raise typer.Exit(2)
+    return _outcome(result)
 
 
 def _plan(plan: Sequence[FarmJob]) -> Description:
@@ -74,7 +66,7 @@ def _plan(plan: Sequence[FarmJob]) -> Description:
         where = (one.options.data, one.backbone, one.regime, f"{one.images:,}", str(one.bundle))
         table.append((one.name, one.task, *where))
     columns = ("job", "task", "data", "backbone", "regime", "images", "bundle")
-    return Description({"jobs": list(map(_job, plan))}, [], columns, tuple(table))
+    return Description({"jobs": list(map(_job, plan))}, [], columns, table)
 
 
 def _job(job: FarmJob) -> dict[str, Any]:
@@ -106,7 +98,9 @@ def _outcome(result: FarmResult) -> Description:
         "report": report,
         "seconds": round(result.seconds, 2),
     }
-    return Description(document, rows, COLUMNS, tuple(one.to_row() for one in result.statuses))
+    table = [one.to_row() for one in result.statuses]
+    code = 2 if result.failed else 0
+    return Description(document, rows, COLUMNS, table, problem=result.complaint, code=code)
 
 
 @contextmanager

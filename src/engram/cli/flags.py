@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import Field
-from inspect import Parameter, signature
+from inspect import Parameter
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import typer
 
 from engram.errors import EngramError
 from engram.util.documents import MAX_BYTES, parse_json, read_header
-from engram.util.settings import settings_fields
 
 #: The panels of `--help`, in their order.
 PANELS = DATA, MODEL, TASK, TRAINING, HUB, RESOURCES, OUTPUT = (
@@ -49,51 +48,13 @@ def out_option(about: str, metavar: str | None = None, default: Any = None) -> A
     return option(OUTPUT, about, "-o", "--out", default=default, metavar=metavar)
 
 
-def flags_from(
-    panels: Mapping[type, str], defaults: Any = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for every setting of these dataclasses that it has not itself.
+def setting_flags(
+    items: Iterable[Field[Any]], panel: str, defaults: Any = None
+) -> Iterator[Parameter]:
+    """A parameter for each setting, listed in this panel, unless the setting names another.
 
-    Each is listed in the panel of its class, unless the setting names another. The help shows the
-    values of `defaults`, an instance of one of the classes, in place of its own. The command
-    receives what was given as `flags`, a `Given`.
+    The help shows the values of `defaults`, an instance of their class, in place of its own.
     """
-
-    def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-        own = signature(command)
-        hints = get_type_hints(command)
-        parameters = [
-            parameter.replace(annotation=hints[parameter.name], kind=Parameter.KEYWORD_ONLY)
-            for parameter in own.parameters.values()
-            if parameter.name != "flags"
-        ]
-        settings = {
-            settings_class: [
-                i for i in settings_fields(settings_class) if i.name not in own.parameters
-            ]
-            for settings_class in panels
-        }
-        for settings_class, items in settings.items():
-            shown = defaults if isinstance(defaults, settings_class) else None
-            parameters += _options(items, panels[settings_class], shown)
-        parameters.sort(key=_panel)
-
-        def called(**values: Any) -> None:
-            given = {
-                settings_class: dict(_take(values, items))
-                for settings_class, items in settings.items()
-            }
-            command(**values, flags=given)
-
-        called.__name__, called.__doc__ = command.__name__, command.__doc__
-        called.__annotations__ = {}
-        called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return called
-
-    return with_flags
-
-
-def _options(items: list[Field[Any]], panel: str, defaults: Any) -> Iterator[Parameter]:
     for item in items:
         about, choices = item.metadata["about"], item.metadata["choices"]
         default = item.default if defaults is None else getattr(defaults, item.name)
@@ -123,15 +84,15 @@ def help_line(about: str, *notes: str) -> str:
     return f"{about[0].upper()}{about[1:]}{note}."
 
 
-def _panel(parameter: Parameter) -> int:
+def place_in_help(parameter: Parameter) -> int:
     """The place of a parameter in `--help`: arguments, then the panels in their order."""
-    info = parameter.default
-    if isinstance(info, typer.models.ArgumentInfo):
+    if isinstance(parameter.default, typer.models.ArgumentInfo):
         return -1
-    return PANELS.index(info.rich_help_panel) if info.rich_help_panel in PANELS else len(PANELS)
+    panel = getattr(parameter.default, "rich_help_panel", None)
+    return PANELS.index(panel) if panel in PANELS else len(PANELS)
 
 
-def _take(values: dict[str, Any], items: list[Field[Any]]) -> Iterator[tuple[str, Any]]:
+def take_given(values: dict[str, Any], items: Iterable[Field[Any]]) -> Iterator[tuple[str, Any]]:
     """Remove the values of these settings, and yield those that were given."""
     for item in items:
         value = values.pop(item.name)

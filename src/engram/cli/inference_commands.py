@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from engram.cli import shared
 from engram.cli.arguments import LabelledTask, labelled_task, model_of
-from engram.cli.flags import DATA, OUTPUT, argument, flags_from, option, out_option, switch
-from engram.cli.terminal import announce, bars, show
+from engram.cli.flags import DATA, OUTPUT, argument, option, out_option, switch
+from engram.cli.terminal import Watch, announce
 from engram.cli.words_option import embed_texts
 from engram.errors import EngramError
 from engram.train.options import ColumnOptions, DataOptions
@@ -32,8 +32,7 @@ _SHOWN_CLASSES = _SHOWN_CHANGES = 20  # in the tables of --against
 # Evaluate
 
 
-@shared.app.command(name="eval")
-@flags_from({ColumnOptions: DATA})
+@shared.command("eval", {ColumnOptions: DATA}, work="loading the tasks", threads=True)
 def eval_command(
     sources: list[Path] = shared.ENGRAMS,
     data: list[str] | None = shared.TASK_DATA,
@@ -51,11 +50,10 @@ def eval_command(
         metavar="FILE",
     ),
     report: Path | None = option(OUTPUT, "Also write a page.", metavar="FILE.html"),
-    threads: int | None = shared.THREADS,
-    as_json: bool = shared.JSON,
     *,
     flags: Given,
-) -> None:
+    progress: Watch,
+) -> Description:
     """Measure tasks on data, all of them attached together."""
     from engram.inference.engine import load_model
     from engram.report.run_page import check_page_path
@@ -65,36 +63,35 @@ def eval_command(
         raise EngramError("There is nothing to evaluate on; give --data NAME=DATA.")
     if report is not None:
         check_page_path(report)  # before an hour of work, not after it
-    with bars(as_json, "loading the tasks") as progress:
-        processes = ProcessGroup(device)
-        model = load_model(sources, backbone, backbone_dtype=backbone_dtype)
-        columns, given = ColumnOptions(**flags[ColumnOptions]), dict[str, LabelledTask]()
-        for text in data:
-            one = labelled_task(model, list(model.tasks), text, split, columns)
-            if one.name in given:
-                raise EngramError(
-                    f"--data {text}: there is data for {one.name!r} already; evaluate on one after "
-                    "the other."
-                )
-            given[one.name] = one
+    processes = ProcessGroup(device)
+    model = load_model(sources, backbone, backbone_dtype=backbone_dtype)
+    columns, given = ColumnOptions(**flags[ColumnOptions]), dict[str, LabelledTask]()
+    for text in data:
+        one = labelled_task(model, list(model.tasks), text, split, columns)
+        if one.name in given:
+            raise EngramError(
+                f"--data {text}: there is data for {one.name!r} already; evaluate on one after "
+                "the other."
+            )
+        given[one.name] = one
 
-        def measured(model: MemoryViT, name: str, when: str = "") -> Answers:
-            return given[name].answers(
-                model, batch=batch, workers=workers, precision=precision, processes=processes,
-                progress=partial(progress, f"{name}{when}"),
-            )  # fmt: skip
+    def measured(model: MemoryViT, name: str, when: str = "") -> Answers:
+        return given[name].answers(
+            model, batch=batch, workers=workers, precision=precision, processes=processes,
+            progress=partial(progress, f"{name}{when}"),
+        )  # fmt: skip
 
-        found = [measured(model, name) for name in given]
-        comparisons: dict[str, list[Description]] = {}
-        if against:
-            older = load_model(against, backbone, backbone_dtype=backbone_dtype)
-            for new in found:
-                old = measured(older, new.task, " before")
-                comparisons[new.task] = _describe_comparison(old, new, skip_bad)
-        rows = []
-        if report is not None and processes.main:
-            progress("writing the report", 0, 0)
-            rows = _write_report(report, model, found)
+    found = [measured(model, name) for name in given]
+    comparisons: dict[str, list[Description]] = {}
+    if against:
+        older = load_model(against, backbone, backbone_dtype=backbone_dtype)
+        for new in found:
+            old = measured(older, new.task, " before")
+            comparisons[new.task] = _describe_comparison(old, new, skip_bad)
+    rows = []
+    if report is not None and processes.main:
+        progress("writing the report", 0, 0)
+        rows = _write_report(report, model, found)
     metrics = {
         one.task: {
             "split": one.dataset.split,
@@ -105,9 +102,8 @@ def eval_command(
         for one in found
     }
     rows += _leak_rows(model, metrics)
-    show(_describe_metrics(model, metrics, rows), as_json)
-    for table in () if as_json else chain.from_iterable(comparisons.values()):
-        show(table, as_json)
+    described = _describe_metrics(model, metrics, rows)
+    return replace(described, below=list(chain.from_iterable(comparisons.values())))
 
 
 def _describe_comparison(old: Answers, new: Answers, skip_bad: bool) -> list[Description]:
@@ -204,8 +200,7 @@ def _describe_metrics(
 # Embed
 
 
-@shared.app.command(name="embed")
-@flags_from({DataOptions: DATA})
+@shared.command("embed", {DataOptions: DATA}, threads=True)
 def embed_command(
     out: Path = out_option(
         "The file to write: .parquet or .npz. An existing one is replaced.", "FILE", default=...
@@ -233,11 +228,10 @@ def embed_command(
     backbone_dtype: str = shared.BACKBONE_DTYPE,
     device: str = shared.DEVICE,
     precision: str = shared.PRECISION,
-    threads: int | None = shared.THREADS,
-    as_json: bool = shared.JSON,
     *,
     flags: Given,
-) -> None:
+    progress: Watch,
+) -> Description:
     """Turn images into vectors: the backbone's, and each task's own; or texts, with --text."""
     from engram.inference.embed import embed_batches, find_datasets
     from engram.inference.engine import TorchEngine
@@ -250,31 +244,29 @@ def embed_command(
     if texts and data:
         raise EngramError("Images and --text cannot be embedded into one file; give one of them.")
     if texts:
-        show(embed_texts(texts, backbone, out), as_json)
-        return
+        return embed_texts(texts, backbone, out)
     if not data:
         raise EngramError("There is nothing to embed: give images, or texts with --text.")
     options = DataOptions(**flags[DataOptions])
     widths, failed, images = dict[str, int](), dict[str, str](), 0
-    with bars(as_json) as progress:
-        datasets = find_datasets(data[0] if len(data) == 1 else data, options.load)
-        model = _embedding_model(engrams or [], backbone, backbone_dtype, datasets[0], progress)
-        names = model.embedding_names(tasks or None)
-        check_names(names)
-        engine = TorchEngine(model, device=ProcessGroup(device).device, precision=precision)
-        with vector_file(out) as file:
-            for part in embed_batches(
-                engine, datasets, tasks=names, batch=batch, workers=workers,
-                progress=partial(progress, "embedding"),
-            ):  # fmt: skip
-                failed |= part.failed
-                images += len(part.images)
-                if part.images:
-                    widths = {name: rows.shape[1] for name, rows in part.vectors.items()}
-                    file.add(part)
-            if not images:
-                reason = next(iter(failed.values()))
-                raise EngramError(f"No image can be read, so {out} was not written: {reason}.")
+    datasets = find_datasets(data[0] if len(data) == 1 else data, options.load)
+    model = _embedding_model(engrams or [], backbone, backbone_dtype, datasets[0], progress)
+    names = model.embedding_names(tasks or None)
+    check_names(names)
+    engine = TorchEngine(model, device=ProcessGroup(device).device, precision=precision)
+    with vector_file(out) as file:
+        for part in embed_batches(
+            engine, datasets, tasks=names, batch=batch, workers=workers,
+            progress=partial(progress, "embedding"),
+        ):  # fmt: skip
+            failed |= part.failed
+            images += len(part.images)
+            if part.images:
+                widths = {name: rows.shape[1] for name, rows in part.vectors.items()}
+                file.add(part)
+        if not images:
+            reason = next(iter(failed.values()))
+            raise EngramError(f"No image can be read, so {out} was not written: {reason}.")
     source = model.backbone.source
     document = {
         "path": str(out),
@@ -288,7 +280,7 @@ def embed_command(
         reasons = [*list(failed.values())[:_SHOWN], *(["…"] if len(failed) > _SHOWN else [])]
         rows.append(("unreadable", f"{len(failed):,}, left out: {'; '.join(reasons)}"))
     table = tuple((name, f"{width:,}") for name, width in widths.items())
-    show(Description(document, rows, ("vectors", "numbers"), table), as_json)
+    return Description(document, rows, ("vectors", "numbers"), table)
 
 
 def _embedding_model(

@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from engram.cli import shared
 from engram.cli.arguments import model_of
-from engram.cli.flags import OUTPUT, RESOURCES, argument, flags_from, option, out_option
-from engram.cli.terminal import bars, show
+from engram.cli.flags import OUTPUT, RESOURCES, argument, option, out_option
+from engram.cli.terminal import Watch
 from engram.cluster.connect import ClusterSettings
 from engram.errors import EngramError
 from engram.inference.bulk.bulk_settings import BulkSettings
@@ -24,8 +22,12 @@ if TYPE_CHECKING:
     from engram.model import MemoryViT
 
 
-@shared.app.command(name="predict")
-@flags_from({BulkSettings: "With --out", ClusterSettings: "With --on"})
+@shared.command(
+    "predict",
+    {BulkSettings: "With --out", ClusterSettings: "With --on"},
+    work="loading the tasks",
+    threads=True,
+)
 def predict_command(
     sources: list[str] = argument(
         "FILE… IMAGE…",
@@ -53,19 +55,18 @@ def predict_command(
     precision: str = shared.PRECISION,
     backbone_dtype: str = shared.BACKBONE_DTYPE,
     engine: str = shared.ENGINE,
-    threads: int | None = shared.THREADS,
-    as_json: bool = shared.JSON,
     *,
     flags: Given,
-) -> None:
+    progress: Watch,
+) -> Description:
     """Ask every task about images, in one pass."""
-    given, shared = flags[BulkSettings], flags[ClusterSettings]
+    given, cluster = flags[BulkSettings], flags[ClusterSettings]
     settings = BulkSettings(
         **{"decoders": 1, **given} if on else given,  # an actor takes as many CPUs
         top_k=top_k, device=device, precision=precision, engine=engine,
     )  # fmt: skip
     if on is None:
-        _refuse(shared, "--on, the Ray cluster to answer on, such as --on ray")
+        _refuse(cluster, "--on, the Ray cluster to answer on, such as --on ray")
     if out is None:
         bulk = {"on": on, **given, "overwrite": overwrite}
         _refuse(bulk, "--out, the file or folder for answers")
@@ -73,44 +74,37 @@ def predict_command(
         from engram.cluster.connect import check_address
 
         check_address(on)  # a wrong one is refused before the model is loaded
-    with bars(as_json, "loading the tasks") as progress:
-        from engram.data.folders import image_paths
-        from engram.export.runtime import make_engine
-        from engram.inference.bulk.answering import Answering, answered_here
-        from engram.inference.bulk.predict_to import predict_to
-        from engram.inference.predict import predict
+    from engram.data.folders import image_paths
+    from engram.export.runtime import make_engine
+    from engram.inference.bulk.answering import Answering, answered_here
+    from engram.inference.bulk.predict_to import predict_to
+    from engram.inference.predict import predict
 
-        model, others = _model_and_sources(sources, backbone, backbone_dtype)
-        if out is None:
-            results = predict(
-                model, image_paths(others),
-                tasks=tasks or None, top_k=top_k, device=device, precision=precision,
-                engine=make_engine(model, settings), progress=progress,
-            )  # fmt: skip
-        else:
-            if not others:
-                raise EngramError(
-                    "No image was given; add a folder, a table, an archive, a list of paths, or - "
-                    "for paths on standard input."
-                )
-            answering: Answering = answered_here
-            if on is not None:
-                from engram.cluster.bulk import answered_on
+    model, others = _model_and_sources(sources, backbone, backbone_dtype)
+    if out is None:
+        results = predict(
+            model, image_paths(others),
+            tasks=tasks or None, top_k=top_k, device=device, precision=precision,
+            engine=make_engine(model, settings), progress=progress,
+        )  # fmt: skip
+        if masks is not None:
+            _write_masks(model, results, masks)
+        return _table(model, results)
+    if not others:
+        raise EngramError(
+            "No image was given; add a folder, a table, an archive, a list of paths, or - for "
+            "paths on standard input."
+        )
+    answering: Answering = answered_here
+    if on is not None:
+        from engram.cluster.bulk import answered_on
 
-                answering = answered_on(on, others, ClusterSettings(**shared), progress)
-            written = predict_to(
-                model, others, out, settings, tasks=tasks or None, masks=masks,
-                overwrite=overwrite, answering=answering, make_engine=make_engine,
-                progress=progress,
-            )  # fmt: skip
-    if out is not None:
-        show(_description(written), as_json)
-        return
-    if masks is not None:
-        _write_masks(model, results, masks)
-    show(_table(model, results), as_json)
-    if any("error" in result for result in results):
-        raise typer.Exit(2)
+        answering = answered_on(on, others, ClusterSettings(**cluster), progress)
+    written = predict_to(
+        model, others, out, settings, tasks=tasks or None, masks=masks, overwrite=overwrite,
+        answering=answering, make_engine=make_engine, progress=progress,
+    )  # fmt: skip
+    return _description(written)
 
 
 def _refuse(given: Mapping[str, object], needed: str) -> None:
@@ -133,12 +127,13 @@ def _table(model: MemoryViT, results: Sequence[Mapping[str, Any]]) -> Descriptio
             value = result.get("familiarity", {}).get(name)
             shown = [("" if value is None else f"{value:.2f}")] if known else []
             table.append((result["image"], name, model.task(name).kind.words(answer), *shown))
-    columns = ("image", "task", "answer", *(["familiarity"] if known else []))
+    columns = ["image", "task", "answer", *(["familiarity"] if known else [])]
     legend = [LEGEND] if known else []
     few = [name for name in model.tasks if _too_few(model, name)]
     if few:
         legend.append(f"no familiarity of {', '.join(few)}: too few images were learned from")
-    return Description(results, [], columns, tuple(table), tuple(legend))
+    code = 2 if any("error" in result for result in results) else 0
+    return Description(results, [], columns, table, legend, code=code)
 
 
 def _too_few(model: MemoryViT, name: str) -> bool:

@@ -9,15 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from engram.cli import shared
-from engram.cli.flags import argument, flags_from, option, out_option
+from engram.cli.flags import argument, option, out_option
 from engram.cli.terminal import bars, show
 from engram.serve.service_settings import LabelSettings, Settings
 from engram.util.settings import Given
 from engram.util.text import Description
 
 
-@shared.app.command(name="serve")
-@flags_from({Settings: "Service"})
+@shared.command("serve", {Settings: "Service"})
 def serve_command(
     sources: list[Path] = argument("BUNDLE|FILE…", "A bundle, or engrams as if composed."),
     backbone: str | None = shared.BACKBONE,
@@ -33,9 +32,9 @@ def serve_command(
         envvar="ENGRAM_ASK_TOKEN",
         show_envvar=True,
     ),
-    as_json: bool = shared.JSON,
     *,
     flags: Given,
+    as_json: bool,
 ) -> None:
     """Serve all tasks of a bundle, or of engrams, over HTTP, with a page to try them."""
     from engram.serve.launch import Job, bundle_to_serve, serve
@@ -54,14 +53,13 @@ def serve_command(
         serve(Job(folder, settings, token, ask_token, backbone), ready)
 
 
-@shared.app.command(name="label-studio")
-@flags_from({LabelSettings: "Service"})
+@shared.command("label-studio", {LabelSettings: "Service"})
 def label_studio_command(
     task: str = argument("TASK", "The task of the service that predicts."),
     out: Path = out_option("The folder for labelled images, one folder a class.", default=...),
-    as_json: bool = shared.JSON,
     *,
     flags: Given,
+    as_json: bool,
 ) -> None:
     """Connect a service to Label Studio: predictions in, annotated images out to a folder."""
     from engram.util.optional import require

@@ -1,8 +1,11 @@
-"""The application, and the arguments and options that several of its commands share."""
+"""The application, what makes its commands, and arguments and options that several share."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from inspect import Parameter, Signature, signature
+from typing import Any, TypeVar, get_type_hints
 
 import typer
 
@@ -18,11 +21,18 @@ from engram.cli.flags import (
     help_line,
     option,
     out_option,
+    place_in_help,
+    setting_flags,
     switch,
+    take_given,
     task_names,
 )
+from engram.cli.terminal import bars, complain, show
 from engram.util.cpus import DECODERS, DECODERS_SHOWN, use_threads
-from engram.util.settings import ComputeSettings, setting_of
+from engram.util.settings import ComputeSettings, setting_of, settings_fields
+from engram.util.text import Description
+
+Command = TypeVar("Command", bound=Callable[..., Description | None])
 
 app = typer.Typer(
     name="engram",
@@ -92,6 +102,70 @@ TASKS = option(MODEL, "Only these tasks; repeatable.", "--task", autocompletion=
 OUT_FOLDER = out_option("The folder to write.", default=...)
 OUT_ENGRAM = out_option("The engram to write.", default=...)
 OVERWRITE = switch(OUTPUT, "Replace what is there.", "--overwrite")
+
+
+def command(
+    name: str = "",
+    panels: Mapping[type, str] | None = None,
+    defaults: Any = None,
+    *,
+    work: str = "",
+    threads: bool = False,
+    group: typer.Typer = app,
+) -> Callable[[Command], Command]:
+    """Make a command of a function that returns its result, which is then printed.
+
+    `panels` are settings classes: each field is a flag in the panel of its class, unless the
+    function has a parameter of that name. `defaults`, an instance of one of them, has the values
+    that the help shows. A command without a name is what its group does by itself.
+
+    The function gets what it names of these: `flags`, the settings that were given; `progress`,
+    which begins with `work`; and `as_json`. `threads` adds the flag for their number.
+    """
+
+    def register(function: Command) -> Command:
+        own, hints = signature(function).parameters, get_type_hints(function)
+        settings = {
+            one: [item for item in settings_fields(one) if item.name not in own]
+            for one in panels or {}
+        }
+
+        def run(as_json: bool, **values: Any) -> int:
+            if threads:
+                values.pop("threads")  # its callback has set the number
+            given = {one: dict(take_given(values, items)) for one, items in settings.items()}
+            shows = bars(as_json, work) if "progress" in own else nullcontext()
+            with shows as progress:
+                ours = {"flags": given, "progress": progress, "as_json": as_json}
+                result = function(**values, **{key: ours[key] for key in ours if key in own})
+            if result is None:
+                return 0
+            show(result, as_json)
+            if result.problem:
+                complain(result.problem, as_json=False)
+            return result.code
+
+        listed = [
+            parameter.replace(annotation=hints[key], kind=Parameter.KEYWORD_ONLY)
+            for key, parameter in own.items()
+            if key not in ("flags", "progress", "as_json")
+        ]
+        listed += [_keyword("threads", THREADS, int | None)] if threads else []
+        listed.append(_keyword("as_json", JSON, bool))
+        for one, items in settings.items():
+            shown = defaults if isinstance(defaults, one) else None
+            listed += setting_flags(items, (panels or {})[one], shown)
+        run.__doc__, run.__annotations__ = function.__doc__, {}
+        run.__signature__ = Signature(sorted(listed, key=place_in_help))  # type: ignore[attr-defined]
+        add = group.command(name=name) if name else group.callback(invoke_without_command=True)
+        add(run)
+        return function
+
+    return register
+
+
+def _keyword(name: str, default: Any, annotation: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _version(wanted: bool) -> None:

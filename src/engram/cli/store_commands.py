@@ -19,27 +19,26 @@ from engram.cli.flags import (
     switch,
     task_names,
 )
-from engram.cli.terminal import bars, show
-from engram.util.text import words
+from engram.cli.terminal import Watch
+from engram.util.text import Description, words
 
 _CARD = "Card"
 REVISION = option(HUB, "Branch, tag or commit.")
 
 
-@shared.app.command()
+@shared.command("inspect")
 def inspect(
     source: str = argument(
         "FILE|BUNDLE|BACKBONE", "An engram, a bundle, or a backbone's path or Hub id."
     ),
-    as_json: bool = shared.JSON,
-) -> None:
+) -> Description:
     """Print what an engram, a bundle or a backbone is."""
     from engram.store.describe import describe
 
-    show(describe(source), as_json)
+    return describe(source)
 
 
-@shared.app.command()
+@shared.command("compose")
 def compose(
     sources: list[Path] = argument("FILE", "Engrams, or bundles of them."),
     out: Path = shared.OUT_FOLDER,
@@ -47,17 +46,16 @@ def compose(
     overwrite: bool = switch(
         OUTPUT, "Replace or leave out tasks of a bundle that is there.", "--overwrite"
     ),
-    as_json: bool = shared.JSON,
-) -> None:
+) -> Description:
     """Put engrams for one backbone into one folder, after checking that they fit together."""
     from engram.store.compose import compose
     from engram.store.describe import describe_bundle
 
     bundle = compose(sources, out, backbone=backbone, overwrite=overwrite)
-    show(describe_bundle(bundle), as_json)
+    return describe_bundle(bundle)
 
 
-@shared.app.command(name="merge")
+@shared.command("merge")
 def merge_command(
     sources: list[str] = argument("FILE", "Two or more engrams of one task."),
     out: Path = shared.OUT_ENGRAM,
@@ -69,15 +67,14 @@ def merge_command(
     ),
     task: str | None = option(TASK, "Name of the task (default: that of the first file)."),
     overwrite: bool = shared.OVERWRITE,
-    as_json: bool = shared.JSON,
-) -> None:
+) -> Description:
     """Merge engrams of one task: average trainings, or add up what was taught."""
     from engram.store.describe import describe_engram
     from engram.store.merging import merge
 
     shares = numbers("--weights", weights, float)
     merged = merge(sources, out, weights=shares, task=task, overwrite=overwrite)
-    show(describe_engram(merged, out.stat().st_size), as_json)
+    return describe_engram(merged, out.stat().st_size)
 
 
 bundle_app = typer.Typer(help="Change a bundle.", no_args_is_help=True)
@@ -87,10 +84,8 @@ BUNDLE = argument("BUNDLE", "A folder of engrams.")
 BUNDLE_TASK = argument("TASK", "The task.", autocompletion=task_names)
 
 
-@bundle_app.command(name="remove")
-def bundle_remove(
-    bundle: Path = BUNDLE, task: str = BUNDLE_TASK, as_json: bool = shared.JSON
-) -> None:
+@shared.command("remove", group=bundle_app)
+def bundle_remove(bundle: Path = BUNDLE, task: str = BUNDLE_TASK) -> Description:
     """Remove a task, its file and its older versions from a bundle; `engram compose` adds tasks."""
     from engram.store.bundles import read_bundle
     from engram.store.compose import update_bundle
@@ -99,23 +94,22 @@ def bundle_remove(
     old = read_bundle(bundle)
     new = old.minus(task)
     update_bundle(old, new)
-    show(describe_bundle(new), as_json)
+    return describe_bundle(new)
 
 
-@bundle_app.command(name="history")
+@shared.command("history", group=bundle_app)
 def bundle_history(
     bundle: Path = BUNDLE,
     task: str | None = argument("[TASK]", "A task.", default=None, autocompletion=task_names),
-    as_json: bool = shared.JSON,
-) -> None:
+) -> Description:
     """List the versions of tasks: the one that answers, its shadow, and those before it."""
     from engram.store.bundles import read_bundle
     from engram.store.describe import describe_history
 
-    show(describe_history(read_bundle(bundle), task), as_json)
+    return describe_history(read_bundle(bundle), task)
 
 
-@bundle_app.command(name="rollback")
+@shared.command("rollback", group=bundle_app)
 def bundle_rollback(
     bundle: Path = BUNDLE,
     task: str = BUNDLE_TASK,
@@ -125,16 +119,15 @@ def bundle_rollback(
         default="",
         metavar="HASH",
     ),
-    as_json: bool = shared.JSON,
-) -> None:
+) -> Description:
     """Let an older version of a task answer again. The one that it replaces is kept."""
     from engram.store.compose import roll_back
     from engram.store.describe import describe_history
 
-    show(describe_history(roll_back(bundle, task, to), task), as_json)
+    return describe_history(roll_back(bundle, task, to), task)
 
 
-@shared.app.command()
+@shared.command("convert")
 def convert(
     checkpoint: str = argument("OLD.pt", "The old checkpoint, or hf:OWNER/NAME/OLD.pt."),
     out: Path = out_option("The folder to write engrams into.", default=...),
@@ -150,17 +143,16 @@ def convert(
         "--raw-pixels/--normalised-pixels",
         show_default=False,
     ),
-    as_json: bool = shared.JSON,
-) -> None:
+) -> Description:
     """Make engrams from a checkpoint of necrashter/transformers-learnable-memory."""
     from engram.store.describe import describe_engrams
     from engram.store.legacy import convert
 
     paths = convert(checkpoint, base, out, names=words(names) or None, raw_pixels=raw_pixels)
-    show(describe_engrams(paths), as_json)
+    return describe_engrams(paths)
 
 
-@shared.app.command(name="push")
+@shared.command("push")
 def push_command(
     sources: list[str] = argument("FILE|BUNDLE", "An engram, a bundle, or engrams that fit."),
     to: str = option(HUB, "The Hub repository.", default=..., metavar="OWNER/NAME"),
@@ -175,45 +167,45 @@ def push_command(
     ),
     message: str | None = option(HUB, "Commit message."),
     replace: bool = switch(HUB, "Delete other engrams in the repository.", "--replace"),
-    as_json: bool = shared.JSON,
-) -> None:
+    *,
+    progress: Watch,
+) -> Description:
     """Upload engrams to the Hub, with a card that describes them."""
     from engram.store.describe import describe_push
     from engram.store.sharing import push
 
-    with bars(as_json, "preparing the push" if dry_run else f"pushing to {to}"):
-        done = push(
-            sources, to, dry_run=dry_run, revision=revision, private=private or None,
-            license=license, backbone=backbone, message=message, replace=replace,
-        )  # fmt: skip
-    show(describe_push(done, dry_run), as_json)
+    progress("preparing the push" if dry_run else f"pushing to {to}", 0, 0)
+    done = push(
+        sources, to, dry_run=dry_run, revision=revision, private=private or None,
+        license=license, backbone=backbone, message=message, replace=replace,
+    )  # fmt: skip
+    return describe_push(done, dry_run)
 
 
-@shared.app.command(name="pull")
+@shared.command("pull")
 def pull_command(
     sources: list[str] = argument("hf:OWNER/NAME[/FILE]", "Repositories or engrams of the Hub."),
     out: Path | None = out_option("The folder to write."),
     revision: str | None = REVISION,
     overwrite: bool = shared.OVERWRITE,
-    as_json: bool = shared.JSON,
-) -> None:
+    *,
+    progress: Watch,
+) -> Description:
     """Download engrams from the Hub, verify them, and write them into a folder."""
     from engram.store.describe import describe_pull
     from engram.store.sharing import pull
 
-    with bars(as_json, f"pulling {', '.join(sources)}"):
-        done = pull(sources, out, revision=revision, overwrite=overwrite)
-    show(describe_pull(done), as_json)
+    progress(f"pulling {', '.join(sources)}", 0, 0)
+    return describe_pull(pull(sources, out, revision=revision, overwrite=overwrite))
 
 
-@shared.app.command(name="list")
+@shared.command("list")
 def list_command(
     source: str = argument("hf:OWNER/NAME|FOLDER", "Where to look for engrams."),
     revision: str | None = REVISION,
-    as_json: bool = shared.JSON,
-) -> None:
+) -> Description:
     """List the engrams in a Hub repository or a folder."""
     from engram.store.describe import describe_list
     from engram.store.remote import list_engrams
 
-    show(describe_list(source, list_engrams(source, revision=revision)), as_json)
+    return describe_list(source, list_engrams(source, revision=revision))

@@ -32,11 +32,11 @@ def is_first() -> bool:
 
 
 def show(result: Description, as_json: bool) -> None:
-    """Print the result: a JSON document for machines, or rows and a table for people."""
+    """Print the result: a JSON document for machines, or rows and tables for people."""
     if not is_first():
         return
     if as_json:
-        show_document(result.document)
+        print(json.dumps(jsonable(result.document), indent=2, allow_nan=False), flush=True)
         return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -58,11 +58,8 @@ def show(result: Description, as_json: bool) -> None:
         console.print(table)
     for line in result.legend:
         console.print(visible(line), soft_wrap=True)
-
-
-def show_document(document: object) -> None:
-    """Print a JSON document. NaN and infinity, which JSON does not have, are null."""
-    print(json.dumps(jsonable(document), indent=2, allow_nan=False), flush=True)
+    for more in result.below:
+        show(more, as_json)
 
 
 def complain(sentence: str, as_json: bool) -> None:
@@ -128,8 +125,10 @@ def bars(as_json: bool, first: str = "") -> Iterator[Watch]:
     elif sys.stderr.isatty():
         with _live_bars() as shown:
             live = TerminalBars(shown, first or "starting")
-            yield live
-            live.end()
+            try:
+                yield live
+            finally:
+                live.end()
     else:
         lines = LogLines()
         try:

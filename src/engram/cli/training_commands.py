@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engram.cli import shared
-from engram.cli.flags import DATA, TASK, TRAINING, among, flags_from, numbers, option, switch
-from engram.cli.terminal import Watch, announce, bars, show
+from engram.cli.flags import DATA, TASK, TRAINING, among, numbers, option, switch
+from engram.cli.terminal import Watch, announce
 from engram.cli.words_option import fit_with_images, fit_without_images, refuse_beside
 from engram.errors import EngramError, Interrupted
 from engram.methods.method_flags import REGIMES, MethodFlags
@@ -38,8 +38,7 @@ _CELLS = MethodFlags().cells
 _PANELS = {DataOptions: DATA, TaskSettings: TASK, Recipe: TRAINING, RunOptions: TRAINING}
 
 
-@shared.app.command(name="fit")
-@flags_from(_PANELS)
+@shared.command("fit", _PANELS, work="starting", threads=True)
 def fit_command(
     task: str = TASK_NAME,
     out: Path = shared.OUT_ENGRAM,
@@ -69,67 +68,58 @@ def fit_command(
         "pass with other tasks.",
         "--own-pass",
     ),
-    threads: int | None = shared.THREADS,
-    as_json: bool = shared.JSON,
     *,
     flags: Given,
-) -> None:
+    progress: Watch,
+) -> Description:
     """Train a task on images, or make one of words, and write it as an engram."""
-    with bars(as_json, "starting") as progress:
-        from engram.curation.check import wrong_labels
-        from engram.train.auto import AutoResult
-        from engram.train.job import TrainingJob
+    from engram.curation.check import wrong_labels
+    from engram.train.auto import AutoResult
+    from engram.train.job import TrainingJob
 
-        given, own = with_recipe_file(
-            flags, regime=regime, seeds=seeds, soup=soup, own_pass=own_pass or None
+    given, own = with_recipe_file(
+        flags, regime=regime, seeds=seeds, soup=soup, own_pass=own_pass or None
+    )
+    fixed = {k: v for k, v in given[TaskSettings].items() if k != "extends"}
+    resume = given[RunOptions].get("resume")
+    _check_add_classes(more, old, {**fixed, **own, "resume": resume})
+    extends = given[TaskSettings].get("extends")
+    others = {**fixed, **own, "resume": resume, "extends": extends, "add_classes": more}
+    if words is not None:
+        refuse_beside("--words", "the task is a head on the backbone's embedding", others)
+    elif data is None:
+        raise EngramError("There is nothing to learn from: give DATA, or classes with --words.")
+    result: Result
+    stopped = ""
+    if data is None:
+        return fit_without_images(words or "", task, out, given, progress)
+    if words is not None:
+        job, result = fit_with_images(words, data, task, out, given, progress)
+    elif old is not None:
+        job, result = _add_classes(old, data, task, out, given, progress)
+    else:
+        job = TrainingJob.start(data, out, given, progress, announce)
+        job = replace(job, own_pass=bool(own["own_pass"]))
+        soup = own["soup"] or 0
+        chosen, seeds = job.choose(own["regime"], own["seeds"], soup)
+        if chosen == "auto" and job.too_few_to_hold_out:
+            return taught(job.teach(task, out, progress), job.model)
+        progress.say(job.opening(task, chosen))
+        result, stopped = _or_best_so_far(
+            job, lambda: job.train(task, out, chosen, seeds, progress, soup)
         )
-        fixed = {k: v for k, v in given[TaskSettings].items() if k != "extends"}
-        resume = given[RunOptions].get("resume")
-        _check_add_classes(more, old, {**fixed, **own, "resume": resume})
-        extends = given[TaskSettings].get("extends")
-        others = {**fixed, **own, "resume": resume, "extends": extends, "add_classes": more}
-        if words is not None:
-            refuse_beside("--words", "the task is a head on the backbone's embedding", others)
-        elif data is None:
-            raise EngramError("There is nothing to learn from: give DATA, or classes with --words.")
-        result: Result
-        made, stopped = None, ""
-        if data is None:
-            made = fit_without_images(words or "", task, out, given, progress)
-        elif words is not None:
-            job, result = fit_with_images(words, data, task, out, given, progress)
-        elif old is not None:
-            job, result = _add_classes(old, data, task, out, given, progress)
-        else:
-            job = TrainingJob.start(data, out, given, progress, announce)
-            job = replace(job, own_pass=bool(own["own_pass"]))
-            soup = own["soup"] or 0
-            chosen, seeds = job.choose(own["regime"], own["seeds"], soup)
-            if chosen == "auto" and job.too_few_to_hold_out:
-                made = taught(job.teach(task, out, progress), job.model)
-            else:
-                progress.say(job.opening(task, chosen))
-                result, stopped = _or_best_so_far(
-                    job, lambda: job.train(task, out, chosen, seeds, progress, soup)
-                )
-        if made is None:
-            document, rows = _reported(job, result, progress)
-    if made is not None:
-        return show(made, as_json)
-    report = rows.pop()
+    document, (*rows, report) = _reported(job, result, progress)
     if job.splits.ignored:
         rows.append(("ignored", job.splits.ignored_words))
-    if wrong := wrong_labels(result.answers):
+    document["wrong_labels"] = wrong = wrong_labels(result.answers)
+    if wrong:
         looks = "label looks" if wrong == 1 else "labels look"
         rows.append(("labels", f"{wrong:,} {looks} wrong: engram check {data}"))
     table: Any = ((), ())
     if isinstance(result, AutoResult):
         rows += [("own pass", result.own_pass)] if result.own_pass else []
         table = result.table(job.model.task(task).kind)
-    description = Description({**document, "wrong_labels": wrong}, [*rows, report], *table)
-    show(description, as_json)
-    if stopped:
-        raise Interrupted(stopped)
+    return _ended(Description(document, [*rows, report], *table), stopped)
 
 
 def _or_best_so_far(job: TrainingJob, train: Callable[[], TrainResult]) -> tuple[TrainResult, str]:
@@ -143,6 +133,11 @@ def _or_best_so_far(job: TrainingJob, train: Callable[[], TrainResult]) -> tuple
         if result.task not in job.model.tasks:
             job.model.attach(str(result.path))
         return result, str(stopped)
+
+
+def _ended(found: Description, stopped: str) -> Description:
+    """The result of a run that may have been stopped."""
+    return replace(found, problem=stopped, code=130) if stopped else found
 
 
 def _check_add_classes(add: bool, old: str | None, given: Mapping[str, Any]) -> None:
@@ -190,8 +185,7 @@ def _add_classes(
     return replace(job, splits=whole), result
 
 
-@shared.app.command(name="sweep")
-@flags_from(_PANELS)
+@shared.command("sweep", _PANELS, work="starting", threads=True)
 def sweep_command(
     data: str = shared.DATA_ARGUMENT,
     task: str = TASK_NAME,
@@ -208,12 +202,13 @@ def sweep_command(
         "Average up to this many of the best variants of one seed and number of cells, "
         "if validation says that it helps (default: none).",
     ),
-    threads: int | None = shared.THREADS,
-    as_json: bool = shared.JSON,
     *,
     flags: Given,
-) -> None:
+    progress: Watch,
+) -> Description:
     """Train many variants of a task at once and keep the best on validation."""
+    from engram.train.job import TrainingJob
+
     given, own = with_recipe_file(
         flags, lr=lr, cells=cells, weight_decay=weight_decay, seeds=seeds,
         refit=refit or None, soup=soup,
@@ -226,24 +221,17 @@ def sweep_command(
         "refit": bool(own["refit"]),
         "soup": own["soup"] or 0,
     }
-    with bars(as_json, "starting") as progress:
-        from engram.train.job import TrainingJob
-
-        job = TrainingJob.start(data, out, given, progress, announce)
-        if all(value is None for name, value in own.items() if name != "refit"):
-            grid["lrs"] = job.usual_rates()
-        progress.say(job.opening(task, job.settings.regime))
-        result, stopped = _or_best_so_far(job, lambda: job.sweep(task, out, progress, **grid))
-        refit = grid["refit"] and not result.interrupted
-        document, rows = _reported(job, result, progress, refit)
+    job = TrainingJob.start(data, out, given, progress, announce)
+    if all(value is None for name, value in own.items() if name != "refit"):
+        grid["lrs"] = job.usual_rates()
+    progress.say(job.opening(task, job.settings.regime))
+    result, stopped = _or_best_so_far(job, lambda: job.sweep(task, out, progress, **grid))
+    document, rows = _reported(job, result, progress, grid["refit"] and not result.interrupted)
     table = result.table(job.model.task(result.task).kind)
-    show(Description(document, rows, *table), as_json)
-    if stopped:
-        raise Interrupted(stopped)
+    return _ended(Description(document, rows, *table), stopped)
 
 
-@shared.app.command(name="teach")
-@flags_from({ColumnOptions: DATA})
+@shared.command("teach", {ColumnOptions: DATA}, work="starting", threads=True)
 def teach_command(
     data: str = shared.DATA_ARGUMENT,
     out: Path = shared.OUT_ENGRAM,
@@ -261,39 +249,30 @@ def teach_command(
     ),
     backbone: str = shared.OWN_BACKBONE,
     overwrite: bool = shared.OVERWRITE,
-    threads: int | None = shared.THREADS,
-    as_json: bool = shared.JSON,
     *,
     flags: Given,
-) -> None:
+    progress: Watch,
+) -> Description:
     """Teach a task from one to five images a class, in a second; or teach it more images."""
+    from engram.data.datasets import load
+    from engram.store.format import check_free
+    from engram.train import teach as teaching
+
     if forget and old is None:
         raise EngramError(
             "--forget needs the engram that forgets these images: --from OLD.safetensors."
         )
     if task is None and old is None:
         raise EngramError("The task needs a name; give --task NAME.")
-    with bars(as_json, "starting") as progress:
-        from engram.data.datasets import load
-        from engram.store.format import check_free
-        from engram.train import teach as teaching
-
-        check_free(out, overwrite)  # before a download
-        progress("reading the data", 0, 0)
-        splits = load(
-            data, one_class=old is not None, **ColumnOptions(**flags[ColumnOptions]).columns()
-        )
-        model, name = _model_to_teach(backbone, splits, old, task, progress)
-        if forget:
-            result = teaching.forget(
-                model, name, splits, out=out, overwrite=overwrite, progress=progress
-            )
-        else:
-            result = teaching.teach(
-                model, name, splits, statistics=statistics, out=out, overwrite=overwrite,
-                progress=progress,
-            )  # fmt: skip
-    show(taught(result, model), as_json)
+    check_free(out, overwrite)  # before a download
+    progress("reading the data", 0, 0)
+    columns = ColumnOptions(**flags[ColumnOptions]).columns()
+    splits = load(data, one_class=old is not None, **columns)
+    model, name = _model_to_teach(backbone, splits, old, task, progress)
+    how: dict[str, Any] = {"out": out, "overwrite": overwrite, "progress": progress}
+    if forget:
+        return taught(teaching.forget(model, name, splits, **how), model)
+    return taught(teaching.teach(model, name, splits, statistics=statistics, **how), model)
 
 
 def _model_to_teach(

@@ -20,9 +20,12 @@ class Description:
 
     document: Any  # as JSON has it
     rows: list[tuple[str, str]]  # a label and what it says
-    columns: tuple[str, ...] = ()  # of a table below, if there is one
-    table: tuple[tuple[str, ...], ...] = ()
-    legend: tuple[str, ...] = ()  # lines below the table
+    columns: Sequence[str] = ()  # of a table below, if there is one
+    table: Sequence[Sequence[str]] = ()
+    legend: Sequence[str] = ()  # lines below the table
+    below: Sequence[Description] = ()  # more tables, for people alone
+    problem: str = ""  # a sentence about what went wrong all the same
+    code: int = 0  # the exit code
 
 
 def summarise_names(
