@@ -18,7 +18,6 @@ from engram.report.contents import (
     Charts,
     Content,
     Facts,
-    IllustratedTable,
     ImageRow,
     ImageTable,
     LayerShares,
@@ -51,7 +50,6 @@ EXAMPLES: list[Content] = [
     Matrix([NASTY], [[MatrixCell(1, 1.0, "right", NASTY)]], NASTY, tall=True),
     ImageTable([NASTY], [ImageRow(NASTY, [IMAGE], NASTY)], NASTY, "masks", [(NASTY, "red")]),
     AttentionShares([NASTY], [LayerShares(1, [(0, 1.0)], NASTY)], NASTY),
-    IllustratedTable(IMAGE, TABLE),
     Section("inner", NASTY, [Text(NASTY)]),
 ]
 

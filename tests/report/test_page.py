@@ -17,7 +17,8 @@ from engram.errors import EngramError
 from engram.inference.evaluate import answers
 from engram.model import MemoryViT
 from engram.report.contents import MAX_CLASSES, Links, Section
-from engram.report.page import MAX_IMAGES, answers_for_report, write_report, write_sections
+from engram.report.page import write_report, write_sections
+from engram.report.run_page import MAX_IMAGES, answers_for_report
 from engram.report.task_section import TaskPart
 
 SUBSECTIONS = ("curves", "confusion", "classes", "mistakes", "attention", "shares")

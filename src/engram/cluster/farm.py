@@ -15,16 +15,20 @@ from typing import Any, Literal
 from engram.cluster.jobs import FarmJob
 from engram.cluster.trainers import Trained, Trainers, write_files
 from engram.errors import EngramError, Interrupted
-from engram.report.farm_page import JobRow, write_farm_page
+from engram.report.contents import Bar, Bars, Charts, Links, Section, Table, Text
+from engram.report.page import write_sections
+from engram.report.run_page import read_history
 from engram.store.compose import add_to_bundle
 from engram.store.remote import single_engram_path
 from engram.train.options import named
+from engram.train.plots import learning_curves
 from engram.train.run import run_folder
 from engram.util.files import make_private_folder, private
 from engram.util.text import counted, first_line, visible, without_folder
 
 _POLL = 0.5  # seconds
 COLUMNS = ("job", "state", "regime", "metric", "seconds", "attempts")
+_MOST_CHARTS = 30  # jobs with learning curves on the page
 
 
 @dataclass
@@ -84,17 +88,36 @@ class FarmResult:
 
     def write_page(self) -> None:
         """Write the page about all jobs, with links to the page of each."""
-        jobs = []
+        done = [(one, run_folder(one.job.out)) for one in self.statuses if one.state == "done"]
+        results = [(one.name, one.result) for one, _ in done if one.result["share"] is not None]
+        bars = [Bar(name, result["share"], result["metric"]) for name, result in results]
+        charts = []
+        for one, run in done:
+            if history := read_history(run / "history.csv"):
+                chart = learning_curves(history)[1]  # the metric; its own page has the loss too
+                charts.append(chart._replace(title=f"{one.name}: {chart.title}"))
+        rows = []
         for one in self.statuses:
             where = map(without_folder, (one.job.options.data, one.job.backbone))
-            cells = (*one.to_row(), *where, one.job.bundle.name)
-            run = run_folder(one.job.out) if one.state == "done" else None
-            error = one.note if one.state == "failed" else ""
-            jobs.append(JobRow(one.name, cells, run, one.result, error))
-        title = f"The farm {self.folder.name.removesuffix('.farm')}"
-        lead = f"{counted(len(jobs), 'job')}: {self.counts}, in {self.seconds:,.0f} seconds."
-        columns = (*COLUMNS, "data", "backbone", "bundle")
-        write_farm_page(self.folder / "report.html", title, lead, columns, jobs)
+            rows.append((*one.to_row(), *where, one.job.bundle.name))
+        table = Table((*COLUMNS, "data", "backbone", "bundle"), rows, text_columns=4)
+        failed = [Text(f"{one.name}: {one.note}") for one in self.failed]
+        links = [(one.name, f"{run.name}/report.html") for one, run in done]
+        pages = Links(links, "Each has a page of its own: mistakes, attention, costs.")
+        note = f"Of the first {_MOST_CHARTS} jobs." if len(charts) > _MOST_CHARTS else ""
+        sections = [
+            Section("jobs", "Jobs", [table, *([Bars(bars)] if bars else [])]),
+            Section("failed", "Failed", failed),
+            Section("pages", "The tasks", [pages] if links else []),
+            Section("curves", "Curves", [Charts(charts[:_MOST_CHARTS], note)] if charts else []),
+        ]
+        jobs = counted(len(self.statuses), "job")
+        write_sections(
+            self.folder / "report.html",
+            title=f"The farm {self.folder.name.removesuffix('.farm')}",
+            lead=f"{jobs}: {self.counts}, in {self.seconds:,.0f} seconds.",
+            sections=sections,
+        )
 
 
 def run_farm(

@@ -234,7 +234,7 @@ def write_page(check: Check, model: MemoryViT, path: Path) -> Path:
         title=f"{without_folder(check.splits.name)}: what to look at in the data",
         lead="What heads and features of the backbone find suspicious is often right, and not "
         "always: look before you change a label or remove an image.",
-        sections=[section for section in sections if section.contents],
+        sections=sections,
         backbone=model.backbone,
     )
 

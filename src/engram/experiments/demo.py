@@ -39,7 +39,7 @@ from engram.inference.evaluate import Answers, answers
 from engram.inference.predict import predict
 from engram.methods import Base
 from engram.model import MemoryViT
-from engram.report.contents import Bar, Bars, IllustratedTable, Section, Table, Text
+from engram.report.contents import Bar, Bars, Picture, Pictures, Section, Table, Text
 from engram.report.costs_section import costs_by_task
 from engram.report.images import thumbnail
 from engram.report.page import write_report
@@ -57,9 +57,10 @@ _LEAD = (
     "shape a scene shows, and how many shapes, which extends the second. Each is a file of about "
     "30 KB."
 )
-_TIMES = (
-    "Time per image with every task answered: the median of passes that took turns on this machine."
-)
+_NOTES = {
+    Base.name: "the ViT itself, which knows no shapes",
+    "digits": "it answers too, though there is no digit",
+}
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class Demo:
     data: dict[str, Splits] = field(default_factory=dict)  # by task, as the following
     trained: dict[str, Result] = field(default_factory=dict)
     answers: dict[str, Answers] = field(default_factory=dict)  # for the test images
+    sections: list[Section] = field(default_factory=list)  # of the page, which were printed, too
 
     def run(self) -> dict[str, Any]:
         start = time.perf_counter()
@@ -124,7 +126,11 @@ class Demo:
                 for name, costs in costs_by_task(model).items()
             },
         }
-        self._write_page(model, results)
+        with self.bars() as progress:
+            progress("writing the report", 0, 0)
+            parts = [TaskPart(self.answers[name], self.trained[name].history) for name in self.data]
+            title, page = "One frozen ViT, three engrams", self.folder / "report.html"
+            write_report(page, model, parts, title=title, lead=_LEAD, first=self.sections)
         results["seconds"] = round(time.perf_counter() - start, 1)
         self._end(results["seconds"])
         return results
@@ -232,18 +238,10 @@ class Demo:
             "shape": test.classes[test.labels[chosen]],
             "count": counts.classes[counts.labels[chosen]],
         }
-        self._title("One image, one pass, every answer")
-        if self.console.is_terminal:
-            self.console.print(_as_text(pixels))
-        self._print(f"It shows: {truth['shape']}, {truth['count']}. All tasks answer at once:")
-        for name, answer in found.items():
-            note = {
-                Base.name: "the ViT itself, which knows no shapes",
-                "digits": "it answers too, though there is no digit",
-            }.get(name, "right" if answer["class"] == truth.get(name) else "wrong")
-            self._print(f"  {name:7} {answer['class']:11} {answer['probability']:5.0%}   {note}")
+        result = {"file": "scene.png", "truth": truth, "answers": found}
+        self._tell(answers_section(result, pixels), pixels)
         self._print(f"The image is {self.out}/scene.png.")
-        return {"file": "scene.png", "truth": truth, "answers": found}
+        return result
 
     # Proof
 
@@ -252,12 +250,7 @@ class Demo:
         images = min(200, len(test))
         batches = self._batches("comparing base with the plain ViT", model, test, images, 50)
         identical = base_is_identical(model, load_backbone("pico").eval(), batches)
-        self._title("The ViT did not change by a bit")
-        self._print(
-            f"{images * len(model.backbone.labels or ()):,} logits of base for {images} images, "
-            "with three tasks attached, compared with those of the plain ViT: "
-            + ("identical, bit for bit." if identical else "DIFFERENT. Please report this.")
-        )
+        self._tell(proof_section(identical, images))
         return identical
 
     @torch.inference_mode()
@@ -276,43 +269,17 @@ class Demo:
         ms = {name: 1000 * timing.seconds / len(pixels) for name, timing in times.items()}
         passes = {f"{name}_ms": round(value, 3) for name, value in ms.items()}
         passes["ratio"] = round(ms["pass_per_task"] / ms["one_pass"], 2)
-        self._title("One pass for all")
-        self._print(
-            f"{len(names)} answers in one pass: {passes['one_pass_ms']:.1f} ms per image. A pass "
-            f"for each: {passes['pass_per_task_ms']:.1f} ms, {passes['ratio']:.1f} times as long. "
-            f"The plain ViT alone: {passes['plain_backbone_ms']:.1f} ms."
-        )
+        self._tell(timing_section(passes))
         return passes
 
     def _remove_mask(self, model: MemoryViT) -> dict[str, Any]:
         test = self.data["digits"]["test"]
         batches = self._batches("removing the mask", model, test, len(test), 64)
         found = remove_mask(model, "digits", test, batches)
-        self._title("Without the mask")
-        self._print("Test accuracy of digits when other engrams are added to the same ViT:")
-        rows = [
-            (
-                f"+ {step['beside'][-1]}" if step["beside"] else "alone",
-                f"{step['with_mask']:.1%}",
-                f"{step['without_mask']:.1%}",
-            )
-            for step in found["steps"]
-        ]
-        self._print_table(("", "with the mask", "reading their cells"), rows)
-        self._print(
-            "If the ViT's own tokens read them as well, base changes "
-            f"{found['base_answers_changed']:.0%} of its answers for these images."
-        )
+        self._tell(mask_section(found))
         return found
 
     # The end
-
-    def _write_page(self, model: MemoryViT, results: dict[str, Any]) -> None:
-        parts = [TaskPart(self.answers[name], self.trained[name].history) for name in self.data]
-        scene = np.asarray(Image.open(self.folder / results["picture"]["file"]))
-        with self.bars() as progress:
-            progress("writing the report", 0, 0)
-            write_demo_page(self.folder / "report.html", model, parts, results, scene)
 
     def _end(self, seconds: float) -> None:
         self._title(f"Done in {seconds:.0f} seconds")
@@ -338,6 +305,20 @@ class Demo:
                 yield batch
             progress(what, images, images)
 
+    def _tell(self, section: Section, picture: Pixels | None = None) -> None:
+        """Print a section of the page, with a picture where a terminal can show it."""
+        self.sections.append(section)
+        self._title(section.title)
+        if picture is not None and self.console.is_terminal:
+            self.console.print(_as_text(picture))
+        for content in section.contents:
+            if isinstance(content, Text):
+                self._print(content.text)
+            elif isinstance(content, Table):
+                self._print_table(content.columns, content.rows)
+            elif isinstance(content, Bars):
+                self._print_table(("", ""), [(bar.label, bar.text) for bar in content.bars])
+
     def _title(self, text: str) -> None:
         self.console.print(f"\n{text}", style="bold", markup=False, highlight=False)
 
@@ -345,7 +326,7 @@ class Demo:
         self.console.print(text, markup=False, highlight=False)
 
     def _print_table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        table = Columns(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+        table = Columns(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_header=any(columns))
         for i, name in enumerate(columns):
             table.add_column(name, justify="right" if i else "left")
         for row in rows:
@@ -378,44 +359,35 @@ def _as_text(pixels: Pixels) -> Line:
     return text
 
 
-# The page
+# Sections of the page, which the terminal shows as well
 
 
-def write_demo_page(
-    path: Path,
-    model: MemoryViT,
-    parts: Sequence[TaskPart],
-    results: Mapping[str, Any],
-    scene: Pixels,
-) -> None:
-    """Write the page: what was measured, then the tasks; all of them answered the `scene`."""
-    identical = (
-        "With all tasks attached, the ViT's own answers are identical to those of the plain ViT, "
-        "bit for bit."
-        if results["base_identical"]
-        else "The ViT's own answers differ from those of the plain ViT. Please report this."
+def answers_section(asked: Mapping[str, Any], scene: Pixels) -> Section:
+    """The answers of all tasks about one image, from the results of the demo."""
+    truth, rows = asked["truth"], []
+    for name, answer in asked["answers"].items():
+        right = "right" if answer["class"] == truth.get(name) else "wrong"
+        cells = (name, answer["class"], truth.get(name, "–"), f"{answer['probability']:.0%}")
+        rows.append((*cells, _NOTES.get(name, right)))
+    contents = [
+        Text(f"The image shows: {', '.join(truth.values())}. All tasks answer at once:"),
+        Pictures([Picture(thumbnail(scene, "the scene"), "scene.png", "The image")]),
+        Table(("task", "answer", "truth", "probability", ""), rows, text_columns=3),
+    ]
+    return Section("ask", "One image, one pass, every answer", contents)
+
+
+def proof_section(identical: bool, images: int) -> Section:
+    text = (
+        f"The logits of base for {images} images, with three tasks attached, are "
+        + ("identical to" if identical else "DIFFERENT from")
+        + " those of the plain ViT"
+        + (", bit for bit." if identical else ". Please report this.")
     )
-    first = [
-        _answers_section(results["picture"], scene),
-        Section("proof", "The ViT did not change", [Text(identical)]),
-        _timing_section(results["passes"]),
-        _mask_section(results["without_mask"]),
-    ]
-    title = "One frozen ViT, three engrams"
-    write_report(path, model, parts, title=title, lead=_LEAD, first=first)
+    return Section("proof", "The ViT did not change by a bit", [Text(text)])
 
 
-def _answers_section(asked: Mapping[str, Any], scene: Pixels) -> Section:
-    rows = [
-        (name, answer["class"], asked["truth"].get(name, "–"), f"{answer['probability']:.0%}")
-        for name, answer in asked["answers"].items()
-    ]
-    table = Table(("task", "answer", "truth", "probability"), rows, text_columns=3)
-    image = thumbnail(scene, "the scene that all tasks answered")
-    return Section("ask", "One image, one pass, every answer", [IllustratedTable(image, table)])
-
-
-def _timing_section(passes: Mapping[str, float]) -> Section:
+def timing_section(passes: Mapping[str, float]) -> Section:
     longest = max(passes["pass_per_task_ms"], passes["one_pass_ms"])
     bars = [
         Bar(label, passes[key] / longest, f"{passes[key]:.1f} ms", style)
@@ -425,10 +397,14 @@ def _timing_section(passes: Mapping[str, float]) -> Section:
             ("plain_backbone_ms", "the plain ViT", "plain"),
         )
     ]
-    return Section("timing", "One pass for all", [Text(_TIMES), Bars(bars)])
+    text = (
+        "Time per image with every task answered, the median of passes that took turns on this "
+        f"machine: a pass for each takes {passes['ratio']:.1f} times as long as one for all."
+    )
+    return Section("timing", "One pass for all", [Text(text), Bars(bars)])
 
 
-def _mask_section(unmasked: Mapping[str, Any]) -> Section:
+def mask_section(unmasked: Mapping[str, Any]) -> Section:
     bars = []
     for step in unmasked["steps"]:
         others = " and ".join(step["beside"])

@@ -172,9 +172,3 @@ class AttentionShares(Content):
     parts: Sequence[str]  # names by number
     layers: Sequence[LayerShares]
     note: str
-
-
-@dataclass(frozen=True)
-class IllustratedTable(Content):
-    image: Thumbnail
-    table: Table

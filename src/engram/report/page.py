@@ -9,11 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from engram import __version__
-from engram.data.datasets import Dataset
-from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
 from engram.report.contents import Section
 from engram.report.costs_section import costs_section
@@ -23,8 +19,6 @@ from engram.util.files import write_atomically
 from engram.util.templates import render
 from engram.util.text import utf8, without_folder
 from engram.vit import ViT
-
-MAX_IMAGES = 1000  # that a task answers for a report after training
 
 
 def write_report(
@@ -56,13 +50,16 @@ def write_sections(
     sections: Sequence[Section],
     backbone: ViT | None = None,
 ) -> Path:
-    """Write a page of these sections, about this backbone if it is about one; returns its path."""
+    """Write a page of these sections, without empty ones, and return its path.
+
+    It names the backbone that it is about, if there is one.
+    """
     html = render(
         "engram.report",
         "page.html.j2",
         title=title,
         lead=lead,
-        sections=sections,
+        sections=[section for section in sections if section.contents],
         chart_style=STYLE,
         version=__version__,
         # without its folder: the page may be sent to other people
@@ -71,11 +68,3 @@ def write_sections(
     )
     write_atomically(path, utf8(html), owner_only=True)  # it has images of the data
     return Path(path)
-
-
-def answers_for_report(model: MemoryViT, dataset: Dataset, task: str) -> Answers:
-    """Answers for the images of a split, or for a thousand of them, chosen at random."""
-    if len(dataset) > MAX_IMAGES:
-        chosen = np.random.default_rng(0).permutation(len(dataset))[:MAX_IMAGES]
-        dataset = dataset.subset(np.sort(chosen))
-    return answers(model, dataset, task, workers=0)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from engram.data.datasets import Splits
+import numpy as np
+
+from engram.data.datasets import Dataset, Splits
 from engram.errors import EngramError
+from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
-from engram.report.page import answers_for_report, write_report
+from engram.report.page import write_report
 from engram.report.task_section import TaskPart
 from engram.tasks.kind import Kind
 from engram.tasks.kinds import KINDS
@@ -21,6 +24,8 @@ from engram.train.sweep import SweepResult
 from engram.train.trackers import history_rows
 from engram.train.validation import with_held_out
 from engram.util.files import check_writable
+
+MAX_IMAGES = 1000  # that a task answers for a report after training
 
 
 def check_page_path(path: Path) -> None:
@@ -65,19 +70,27 @@ def write_run_report(
     settings = [one.to_dict() for one in getattr(result, "settings", ())]
     tried = result.table(KINDS[splits.kind]) if isinstance(result, AutoResult) else None
     try:
-        answers = known or answers_for_report(model, dataset, result.task)
-        if (few := len(answers.dataset)) < len(dataset):
+        given = known or answers_for_report(model, dataset, result.task)
+        if (few := len(given.dataset)) < len(dataset):
             lead += f" The page is about {few:,} of the {len(dataset):,} images, chosen at random."
         page = write_report(
             folder / "report.html",
             model,
-            [TaskPart(answers, read_history(folder / "history.csv"), settings, tried)],
+            [TaskPart(given, read_history(folder / "history.csv"), settings, tried)],
             title=f"{result.task}: what it learned",
             lead=lead,
         )
     except EngramError as error:  # the engram is written, and that is what was asked for
         return f"not written: {error}"
     return str(page)
+
+
+def answers_for_report(model: MemoryViT, dataset: Dataset, task: str) -> Answers:
+    """Answers for the images of a split, or for a thousand of them, chosen at random."""
+    if len(dataset) > MAX_IMAGES:
+        chosen = np.random.default_rng(0).permutation(len(dataset))[:MAX_IMAGES]
+        dataset = dataset.subset(np.sort(chosen))
+    return answers(model, dataset, task, workers=0)
 
 
 def _learned_all(result: Result) -> bool:
