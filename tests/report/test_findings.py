@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.reports import answered, noise, settings_of, write_page
+from tests.support.reports import answered, noise, sweep_of, write_page
 
 from engram.report.contents import MAX_CLASSES
 from engram.report.findings import FINDINGS
+from engram.report.run_page import tried_section
 from engram.tasks.kinds import KINDS
 
 SUBSECTIONS = {
@@ -34,7 +35,8 @@ def test_every_kind_has_findings() -> None:
 @pytest.mark.parametrize("images", [1, 14])
 def test_every_kind_has_its_page(kind: str, images: int, tmp_path: Path) -> None:
     model, answers = answered(noise(images, kind=kind))
-    html, found = write_page(tmp_path / "r.html", model, answers, settings_of(kind))
+    tried = tried_section(sweep_of(kind), KINDS[kind])
+    html, found = write_page(tmp_path / "r.html", model, answers, tried)
     expected = {f"{name}-t" for name in (*SUBSECTIONS[kind], "curves", "settings")}
     assert expected | {"task-t", "regimes"} <= set(found.ids)
     assert len(set(found.ids)) == len(found.ids)

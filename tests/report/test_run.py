@@ -6,10 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.reports import sweep_of
 
 import engram
 from engram.cli.main import main
 from engram.errors import EngramError
+from engram.report.contents import Table
+from engram.report.run_page import MAX_SETTINGS, tried_section
+from engram.tasks.kinds import KINDS
 
 SUBSECTIONS = ("curves", "confusion", "classes", "mistakes", "attention", "shares")
 
@@ -59,6 +63,16 @@ def test_sweep_writes_its_settings_into_the_report(place: Path) -> None:
     command = "sweep data.npz --task t --backbone backbone --epochs 1 --workers 0 --lr 0.001,0.01"
     assert main([*command.split(), "--seeds", "2", "-o", "t.safetensors"]) == 0
     assert {"settings-t", "curves-t", "attention-t"} <= ids(place / "t.run" / "report.html")
+
+
+def test_the_best_settings_of_a_sweep_come_first() -> None:
+    section = tried_section(sweep_of("classification", 50), KINDS["classification"])
+    assert section is not None
+    table = section.contents[0]
+    assert isinstance(table, Table)
+    assert [row[0] for row in table.rows] == [str(50 - i) for i in range(MAX_SETTINGS)]
+    assert table.highlighted == 0
+    assert table.note == "The best 40 of 50, by validation accuracy, with 1 seed each."
 
 
 def test_eval_writes_a_report_where_it_is_told(place: Path) -> None:

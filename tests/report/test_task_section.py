@@ -1,4 +1,4 @@
-"""The section of one task: facts, the settings of a sweep, and a split that cannot be read."""
+"""The section of one task: facts, and a split that cannot be read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 import torch
 from tests.support.engrams import familiar
 from tests.support.regimes import SUPERVISED, known
-from tests.support.reports import answered, model_with, noise, settings_of, write_page
+from tests.support.reports import answered, model_with, noise, write_page
 
 from engram.inference.evaluate import Answers
 from engram.methods import METHODS, LearnedPooling, Side
-from engram.report.contents import MAX_CLASSES, Facts, Section, Table, Text
+from engram.report.contents import Facts, Text
 from engram.report.task_section import TaskPart, task_section
 
 
@@ -63,21 +63,6 @@ def test_familiarity_of_the_images_is_a_sentence() -> None:
     contents = task_section(model, TaskPart(answers)).contents
     said = [one.text for one in contents if isinstance(one, Text)]
     assert any("Familiarity of 6 images" in text for text in said)
-
-
-def test_the_best_settings_of_a_sweep_come_first() -> None:
-    model, answers = answered(noise(6, "ab"))
-    part = TaskPart(answers, settings=settings_of("classification", 50))
-    (section,) = [
-        content
-        for content in task_section(model, part).contents
-        if isinstance(content, Section) and content.key == "settings-t"
-    ]
-    table = section.contents[0]
-    assert isinstance(table, Table)
-    assert [row[0] for row in table.rows] == [str(50 - i) for i in range(2 * MAX_CLASSES)]
-    assert table.highlighted == 0
-    assert table.note == "The best 40 of 50, by validation accuracy."
 
 
 def test_a_split_that_cannot_be_read_still_has_a_page(tmp_path: Path) -> None:

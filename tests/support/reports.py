@@ -17,9 +17,12 @@ from engram.data.source import Arrays
 from engram.images.masks import Legend
 from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
+from engram.report.contents import Section
 from engram.report.page import write_report
 from engram.report.task_section import TaskPart
 from engram.tasks.kinds import KINDS
+from engram.train.sweep import SweepResult
+from engram.train.variants import Setting
 
 NAMES = ("<script>alert(1)</script>", "a & b", "c" * 90)
 
@@ -66,18 +69,21 @@ def history_of(kind: str) -> list[dict[str, float]]:
     return [{"step": s, "loss": 2 / s, "val_loss": 3 / s, score: 1 - 1 / s} for s in (1, 5, 9)]
 
 
-def settings_of(kind: str, count: int = 1) -> list[dict[str, Any]]:
-    """Settings of a sweep, from the worst to the best."""
-    score = f"val_{KINDS[kind].score}"
-    settings = {"cells": 1, "weight_decay": 0.0, "deviation": 0.1, "values": [1]}
-    return [{"lr": i + 1, score: i / 100, **settings} for i in range(count)]
+def sweep_of(kind: str, count: int = 1) -> SweepResult:
+    """A sweep, with settings from the worst to the best."""
+    metric = KINDS[kind].score
+    settings = tuple(Setting(i + 1, 1, 0.0, (i / 100,), metric) for i in range(count))
+    return SweepResult(
+        task="t", regime="masked", parameters=1, seconds=1.0, metrics={},
+        settings=settings, best=settings[-1], seed=0,
+    )  # fmt: skip
 
 
 def write_page(
-    path: Path, model: MemoryViT, of: Answers, settings: Sequence[Any] = (), **more: Any
+    path: Path, model: MemoryViT, of: Answers, tried: Section | None = None, **more: Any
 ) -> tuple[str, Checker]:
     """The page about these answers, as text and read."""
-    part = TaskPart(of, history_of(of.dataset.kind), settings)
+    part = TaskPart(of, history_of(of.dataset.kind), tried=tried)
     write_report(path, model, [part], title="A page", **more)
     html = path.read_text(encoding="utf-8")
     return html, Checker(html)

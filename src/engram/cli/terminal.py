@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import textwrap
 import threading
 import time
 import warnings
@@ -135,7 +134,7 @@ def bars(as_json: bool, first: str = "") -> Iterator[Watch]:
             if first:
                 lines(first, 0, 0)
             yield lines
-            lines.end_all_but(None)
+            lines.end()
         finally:
             lines.timer.cancel()
 
@@ -200,36 +199,43 @@ class TerminalBars(Watch):
             self._passing = None
 
     def say(self, rows: Sequence[tuple[str, str]]) -> None:
-        console = self._shown.console
-        for line in _aligned(rows, console.width):
-            console.print(line, soft_wrap=True)
+        from rich.table import Table
+
+        grid = Table.grid(padding=(0, 2))
+        for row in rows:
+            grid.add_row(*map(visible, row))
+        self._shown.console.print(grid)
 
 
 @dataclass
 class _Stage:
-    """A piece of work that is going on: when it began and was last printed, and how far it is."""
+    """A piece of work: when it began and was last printed, and how far it is."""
 
+    what: str
     began: float
-    first: int  # what a resumed run had done already
     printed: float
+    first: int  # what a resumed run had done already
     done: int = 0
     total: int = 0
     note: str = ""
 
-    def line(self, what: str, now: float) -> str:
+    @property
+    def ended(self) -> bool:
+        return 0 < self.total <= self.done
+
+    def line(self, now: float) -> str:
         seconds = now - self.began
         if not self.total:
-            return f"{what}: {self.note or duration(seconds)}"
+            return f"{self.what}: {self.note or duration(seconds)}"
         rate = (self.done - self.first) / seconds if seconds > 0 else 0.0
-        ended, left = self.done >= self.total, self.total - self.done
         parts = [
             f"{self.done:,} of {self.total:,}",
-            f"took {duration(seconds)}" if ended else "",
+            f"took {duration(seconds)}" if self.ended else "",
             f"{rate:,.1f}/s" if rate else "",
-            f"{duration(left / rate)} left" if rate and not ended else "",
+            f"{duration((self.total - self.done) / rate)} left" if rate and not self.ended else "",
             self.note,
         ]
-        return f"{what}: {', '.join(filter(None, parts))}"
+        return f"{self.what}: {', '.join(filter(None, parts))}"
 
 
 class LogLines(Watch):
@@ -240,8 +246,7 @@ class LogLines(Watch):
     """
 
     def __init__(self) -> None:
-        self._stages: dict[str, _Stage] = {}
-        self._ended = ""  # the last work that reached its total
+        self._stage: _Stage | None = None
         self._silent_until = time.monotonic() + SILENCE
         self._held = ""  # the last line that was not printed
         self.timer = threading.Timer(SILENCE, self._release)  # work may report nothing for long
@@ -249,29 +254,24 @@ class LogLines(Watch):
         self.timer.start()
 
     def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
-        ended = 0 < total <= done
-        if ended and what == self._ended:
-            return
-        now = time.monotonic()
-        self.end_all_but(what)
-        if what not in self._stages:
-            self._stages[what] = _Stage(now, done, now)
-            self._ended = ""
+        now, stage, again = time.monotonic(), self._stage, done < total or not total
+        if stage is None or stage.what != what or (stage.ended and again):
+            self.end()
+            self._stage = stage = _Stage(what, now, now, done)
             if not total:
                 self._print(what)
-        stage = self._stages[what]
+        elif stage.ended:
+            return
         stage.done, stage.total, stage.note = done, total, note
-        if ended or now - stage.printed >= EVERY:
-            self._print(stage.line(what, now))
+        if stage.ended or now - stage.printed >= EVERY:
+            self._print(stage.line(now))
             stage.printed = now
-        if ended:
-            del self._stages[what]
-            self._ended = what
 
     def say(self, rows: Sequence[tuple[str, str]]) -> None:
         self._silent_until = 0.0
-        for line in _aligned(rows):
-            self._print(line)
+        wide = max((len(label) for label, _ in rows), default=0)
+        for label, text in rows:
+            self._print(f"{label:{wide}}  {text}")
 
     def _print(self, line: str) -> None:
         self._held = line
@@ -283,20 +283,7 @@ class LogLines(Watch):
         if line:
             print(visible(line), file=sys.stderr, flush=True)
 
-    def end_all_but(self, what: str | None) -> None:
+    def end(self) -> None:
         """Print how far work came that ended before its total, such as training that stopped."""
-        for other in [known for known in self._stages if known != what]:
-            stage = self._stages.pop(other)
-            if stage.total:
-                self._print(stage.line(other, time.monotonic()))
-
-
-def _aligned(rows: Sequence[tuple[str, str]], width: int = 0) -> list[str]:
-    """Labels and texts in two columns; with a width, long texts are folded into it."""
-    wide, lines = 2 + max((len(label) for label, _ in rows), default=0), list[str]()
-    for label, text in rows:
-        shown, room = visible(text), max(20, width - wide)
-        parts = textwrap.wrap(shown, room, break_on_hyphens=False) if width else [shown]
-        labels = [visible(label), *[""] * len(parts)]
-        lines += [f"{left:{wide}}{part}" for left, part in zip(labels, parts, strict=False)]
-    return lines
+        if self._stage is not None and self._stage.total and not self._stage.ended:
+            self._print(self._stage.line(time.monotonic()))

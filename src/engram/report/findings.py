@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,6 @@ from engram.report.contents import (
     Text,
 )
 from engram.report.images import (
-    Thumbnail,
     backbone_view,
     backbone_views,
     paint_heat,
@@ -50,11 +49,19 @@ MAX_PLOTS = 6
 MAX_MASKS = 8
 
 
-def _image(model: MemoryViT, answers: Answers, row: int, alt: str) -> tuple[Thumbnail, str]:
-    """The image of a row of the answers, and its path."""
+def _mistake(
+    model: MemoryViT,
+    answers: Answers,
+    row: int,
+    predicted: Sequence[str],
+    true: Sequence[str],
+    **more: str,
+) -> Mistake:
+    """The image of a row of the answers, with labels; `more` is its output and confidence."""
     sample = int(answers.samples[row])
-    image = thumbnail(backbone_view(model, answers.dataset, sample), alt)
-    return image, answers.dataset.sample_name(sample)
+    view = backbone_view(model, answers.dataset, sample)
+    image = thumbnail(view, ", ".join(true[:6]) or "no label")
+    return Mistake(image, answers.dataset.sample_name(sample), predicted, true, **more)
 
 
 def _mistakes_section(
@@ -138,10 +145,9 @@ def _confident_mistakes(model: MemoryViT, answers: Answers) -> Section:
     worst = wrong[probability[wrong].argsort(descending=True)][:MAX_MISTAKES].tolist()
     shown = []
     for i in worst:
-        name, true = classes[int(predicted[i])], classes[int(answers.labels[i])]
-        image, path = _image(model, answers, i, f"{true}, predicted {name}")
+        labels = [classes[int(predicted[i])]], [classes[int(answers.labels[i])]]
         confidence = f"{float(probability[i]):.0%}"
-        shown.append(Mistake(image, path, [name], [true], confidence=confidence))
+        shown.append(_mistake(model, answers, i, *labels, confidence=confidence))
     note = f"{len(wrong):,} of {len(predicted):,} predictions are wrong"
     note += (
         ", the most confident first."
@@ -200,11 +206,7 @@ def _wrong_labels(model: MemoryViT, answers: Answers, predicted: Tensor) -> Sect
     def names(row: Tensor) -> list[str]:
         return [answers.dataset.classes[c] for c in torch.nonzero(row).flatten().tolist()]
 
-    shown = []
-    for i in worst:
-        here = names(true[i])
-        image, path = _image(model, answers, i, ", ".join(here[:6]) or "no label")
-        shown.append(Mistake(image, path, names(predicted[i]), here))
+    shown = [_mistake(model, answers, i, names(predicted[i]), names(true[i])) for i in worst]
     note = (
         f"{len(wrong):,} of {len(predicted):,} images have a label too many or too few; these "
         "have the highest loss."
@@ -267,10 +269,8 @@ def _largest_errors(model: MemoryViT, answers: Answers) -> list[Mistake]:
     shown = []
     for i in worst:
         c = int(error[i].argmax())
-        name, true = answers.dataset.classes[c], f"{float(answers.labels[i, c]):.4g}"
-        image, path = _image(model, answers, i, f"{name} {true}")
-        predicted = f"{float(answers.logits[i, c]):.4g}"
-        shown.append(Mistake(image, path, [predicted], [true], output=name))
+        values = ([f"{float(numbers[i, c]):.4g}"] for numbers in (answers.logits, answers.labels))
+        shown.append(_mistake(model, answers, i, *values, output=answers.dataset.classes[c]))
     return shown
 
 
@@ -295,20 +295,16 @@ def _masks(model: MemoryViT, answers: Answers) -> ImageTable:
     worst, rest = ordered[: count // 2], ordered[count // 2 :]
     steps = np.linspace(0, len(rest) - 1, count - len(worst)).round().astype(int)
     chosen = [*worst, *(rest[step] for step in steps)]
-    samples = [int(answers.samples[i]) for i in chosen]
-    views, pixels = backbone_views(model, dataset, samples)
-    with torch.inference_mode():
-        masks = model(pixels, tasks=[answers.task])[answers.task].argmax(1).cpu()
-    predictions, rows = masks.numpy().astype(np.uint8), []
-    for i, sample, view, predicted in zip(chosen, samples, views, predictions, strict=True):
+    rows = []
+    for i, sample, view, output in _answered_again(model, answers, chosen):
+        predicted = output.argmax(0).numpy().astype(np.uint8)
         images = [
             thumbnail(view, "image"),
             thumbnail(paint_mask(view, _true_mask(model, answers, sample)), "true mask"),
             thumbnail(paint_mask(view, predicted), "predicted mask"),
         ]
-        rows.append(
-            ImageRow(f"IoU {float(ious[i]):.1%}", images, Path(dataset.sample_name(sample)).name)
-        )
+        name = Path(dataset.sample_name(sample)).name
+        rows.append(ImageRow(f"IoU {float(ious[i]):.1%}", images, name))
     classes = dataset.classes
     note = (
         f"The {counted(len(worst), 'image')} with the lowest IoU, and {len(chosen) - len(worst)} "
@@ -319,6 +315,17 @@ def _masks(model: MemoryViT, answers: Answers) -> ImageTable:
     colours = [f"rgb({r} {g} {b})" for r, g, b in palette(len(classes)).tolist()]
     listed = list(zip(classes, colours, strict=True))[:MAX_CLASSES]
     return ImageTable(("image", "true", "predicted"), rows, note, "masks", listed)
+
+
+def _answered_again(
+    model: MemoryViT, answers: Answers, rows: Sequence[int]
+) -> Iterable[tuple[int, int, Pixels, Tensor]]:
+    """Rows of the answers, each with its sample, the image, and the output for it."""
+    samples = [int(answers.samples[i]) for i in rows]
+    views, pixels = backbone_views(model, answers.dataset, samples)
+    with torch.inference_mode():
+        outputs = model(pixels, tasks=[answers.task])[answers.task].cpu()
+    return zip(rows, samples, views, outputs, strict=True)
 
 
 def _true_mask(model: MemoryViT, answers: Answers, sample: int) -> Pixels:
@@ -371,12 +378,8 @@ def _heat_maps(model: MemoryViT, answers: Answers) -> ImageTable:
     threshold = float(answers.fitted["thresholds"])
     missed = (scores > threshold) != wrong
     order = torch.where(missed, 10 + (scores - threshold).abs(), scores)
-    chosen = order.argsort(descending=True)[: 2 * MAX_MASKS].tolist()
-    samples = [int(answers.samples[i]) for i in chosen]
-    (views, pixels), rows = backbone_views(model, answers.dataset, samples), []
-    with torch.inference_mode():
-        maps = model(pixels, tasks=[answers.task])[answers.task].cpu()
-    for i, sample, view, own in zip(chosen, samples, views, maps, strict=True):
+    chosen, rows = order.argsort(descending=True)[: 2 * MAX_MASKS].tolist(), []
+    for i, sample, view, own in _answered_again(model, answers, chosen):
         images = [thumbnail(view, "image"), thumbnail(paint_heat(view, own / threshold), "map")]
         what = "false alarm" if missed[i] and not wrong[i] else "missed" if missed[i] else ""
         label = f"{float(scores[i]):.3f}" + (f", {what}" if what else "")

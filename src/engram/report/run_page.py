@@ -11,6 +11,7 @@ from engram.data.datasets import Dataset, Splits
 from engram.errors import EngramError
 from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
+from engram.report.contents import Section, Table
 from engram.report.page import write_report
 from engram.report.task_section import TaskPart
 from engram.tasks.kind import Kind
@@ -24,8 +25,19 @@ from engram.train.sweep import SweepResult
 from engram.train.trackers import history_rows
 from engram.train.validation import with_held_out
 from engram.util.files import check_writable
+from engram.util.text import counted
 
 MAX_IMAGES = 1000  # that a task answers for a report after training
+MAX_SETTINGS = 40  # of a sweep
+_TRIED = (
+    "The best on held-out images first. Of those that tie, the one with the lowest loss was kept. "
+    "Short trainings, which chose what was trained to the end, come last: they are measured on the "
+    "first fold alone, where there are folds."
+)
+_TOGETHER = (
+    "Of the tasks that were trained, not solved: at each step the one that was best then. Where "
+    "another takes over, a curve may jump."
+)
 
 
 def check_page_path(path: Path) -> None:
@@ -67,22 +79,36 @@ def write_run_report(
     if split == "val" and known is None and (refit or _learned_all(result)):
         dataset = dataset.subset(range(len(dataset)), "train")
         lead += " It has learned from the validation images since, so what follows flatters it."
-    settings = [one.to_dict() for one in getattr(result, "settings", ())]
-    tried = result.table(KINDS[splits.kind]) if isinstance(result, AutoResult) else None
     try:
         given = known or answers_for_report(model, dataset, result.task)
         if (few := len(given.dataset)) < len(dataset):
             lead += f" The page is about {few:,} of the {len(dataset):,} images, chosen at random."
-        page = write_report(
-            folder / "report.html",
-            model,
-            [TaskPart(given, read_history(folder / "history.csv"), settings, tried)],
-            title=f"{result.task}: what it learned",
-            lead=lead,
-        )
+        note = _TOGETHER if isinstance(result, AutoResult) else ""
+        tried = tried_section(result, KINDS[splits.kind])
+        part = TaskPart(given, read_history(folder / "history.csv"), note, tried)
+        title = f"{result.task}: what it learned"
+        page = write_report(folder / "report.html", model, [part], title=title, lead=lead)
     except EngramError as error:  # the engram is written, and that is what was asked for
         return f"not written: {error}"
     return str(page)
+
+
+def tried_section(result: Result, kind: Kind) -> Section | None:
+    """The settings of a sweep, or the regimes that auto tried; the best first."""
+    if isinstance(result, AutoResult):
+        columns, rows = result.table(kind)
+        kept = next(i for i, row in enumerate(rows) if row[-1].startswith("kept"))
+        table = Table(columns, rows, _TRIED, highlighted=kept)
+        return Section(f"tried-{result.task}", "Regimes that were tried", [table])
+    if not isinstance(result, SweepResult):
+        return None
+    settings, (columns, rows) = result.settings, result.table(kind)
+    order = sorted(range(len(settings)), key=lambda i: -settings[i].mean)[:MAX_SETTINGS]
+    cut = f" {len(order)} of {len(settings)}" if len(order) < len(settings) else ""
+    seeds = counted(len(result.best.values), "seed")
+    note = f"The best{cut or ' first'}, by {columns[3]}, with {seeds} each."
+    table = Table(columns, [rows[i] for i in order], note, highlighted=0)
+    return Section(f"settings-{result.task}", "Settings that were tried", [table])
 
 
 def answers_for_report(model: MemoryViT, dataset: Dataset, task: str) -> Answers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,33 +11,13 @@ from torch import Tensor
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
 from engram.report.attention_section import attention_sections
-from engram.report.contents import (
-    MAX_CLASSES,
-    Charts,
-    Content,
-    Facts,
-    Section,
-    Table,
-    Text,
-)
+from engram.report.contents import Charts, Content, Facts, Section, Text
 from engram.report.findings import FINDINGS
 from engram.report.images import backbone_views
 from engram.store.portable import data_name
-from engram.tasks.kind import Kind
 from engram.tasks.metrics import TITLES, shown
 from engram.train.plots import learning_curves, validation_metric
 from engram.util.text import summarise_names
-
-_TRIED = (
-    "The best on held-out images first. Of those that tie, the one with the lowest loss was kept. "
-    "Short trainings, which chose what was trained to the end, come last: they are measured on the "
-    "first fold alone, where there are folds."
-)
-_TOGETHER = (
-    "Of the tasks that were trained, not solved: at each step the one that was best then. Where "
-    "another takes over, a curve may jump."
-)
-
 
 _FAMILIAR_IMAGES, _BATCH = 128, 16
 
@@ -49,26 +28,19 @@ class TaskPart:
 
     answers: Answers
     history: Sequence[Mapping[str, float]] = ()
-    settings: Sequence[Mapping[str, Any]] = ()  # of a sweep
-    tried: tuple[Sequence[str], Sequence[Sequence[str]]] | None = None  # by auto: columns, rows
+    history_note: str = ""
+    tried: Section | None = None  # what auto or a sweep compared
 
 
 def task_section(model: MemoryViT, part: TaskPart) -> Section:
     answers, name, kind = part.answers, part.answers.task, part.answers.kind
     spec = model.task(name).spec
     contents: list[Content] = [Text(_data(model, answers)), Facts(_facts(model, answers))]
-    if part.settings:
-        table = _settings(kind, part.settings)
-        contents.append(Section(f"settings-{name}", "Settings that were tried", [table]))
     if part.tried is not None:
-        columns, rows = part.tried
-        kept = next(i for i, row in enumerate(rows) if row[-1].startswith("kept"))
-        table = Table(columns, rows, _TRIED, highlighted=kept)
-        contents.append(Section(f"tried-{name}", "Regimes that were tried", [table]))
+        contents.append(part.tried)
     if part.history:
         metric = kind.metric_title(validation_metric(part.history[0]))
-        note = "" if part.tried is None else _TOGETHER
-        charts = Charts(learning_curves(part.history, metric), note)
+        charts = Charts(learning_curves(part.history, metric), part.history_note)
         contents.append(Section(f"curves-{name}", "Learning curves", [charts]))
     if len(answers.labels):
         contents += _familiarity(model, answers)
@@ -135,25 +107,3 @@ def _measured_familiarity(model: MemoryViT, answers: Answers) -> Tensor:
         with torch.inference_mode():
             found.append(model.with_familiarity(pixels, [answers.task])[1][answers.task].cpu())
     return torch.cat(found)
-
-
-def _settings(kind: Kind, settings: Sequence[Mapping[str, Any]]) -> Table:
-    """The settings of a sweep, the best first."""
-    metric = validation_metric(settings[0])
-    key, title = f"val_{metric}", kind.metric_title(metric)
-    shown = sorted(settings, key=lambda setting: -setting[key])[: 2 * MAX_CLASSES]
-    rows = [
-        (
-            f"{setting['lr']:g}",
-            str(setting["cells"]),
-            f"{setting['weight_decay']:g}",
-            f"{kind.shown(setting[key])} ± {kind.shown(setting['deviation'])}",
-            str(len(setting["values"])),
-        )
-        for setting in shown
-    ]
-    note = f"The best first, by validation {title}."
-    if len(shown) < len(settings):
-        note = f"The best {len(shown)} of {len(settings)}, by validation {title}."
-    columns = ("learning rate", "cells", "weight decay", f"validation {title}", "seeds")
-    return Table(columns, rows, note, highlighted=0)
