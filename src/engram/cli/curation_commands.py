@@ -137,12 +137,10 @@ def suggest_command(
         check_out(path)
     settings = PoolSettings(device=device, precision=precision, **flags[PoolSettings])
     model = model_of(task or [], backbone, backbone_dtype, _NO_TASK)
-    name = task_to_ask(model) if task else None
     if folders is not None:
+        name = task_to_ask(model)
         check_folders(folders, None if name is None else model.task(name).spec)
-    found = suggest(
-        model, pool, count, settings, task=name, labelled=labelled or (), progress=progress
-    )
+    found = suggest(model, pool, count, settings, labelled or (), progress)
     write_suggestions(found, model, pool, settings, out or (), folders)
     return _suggestions(found, out or (), folders)
 

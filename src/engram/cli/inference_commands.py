@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engram.cli import shared
-from engram.cli.arguments import LabelledTask, labelled_task, model_of
+from engram.cli.arguments import LabelledTask, labelled_task
 from engram.cli.flags import DATA, OUTPUT, argument, option, out_option, switch
 from engram.cli.terminal import Watch, announce
 from engram.cli.words_option import embed_texts
@@ -20,10 +19,9 @@ from engram.util.settings import Given
 from engram.util.text import Description, counted
 
 if TYPE_CHECKING:
-    from engram.data.datasets import Dataset
+    from engram.inference.compare import VersionComparison
     from engram.inference.evaluate import Answers
     from engram.model import MemoryViT
-    from engram.util.progress import Progress
 
 _SHOWN = 5  # unreadable images in the summary
 _SHOWN_CLASSES = _SHOWN_CHANGES = 20  # in the tables of --against
@@ -82,7 +80,7 @@ def eval_command(
         )  # fmt: skip
 
     found = [measured(model, name) for name in given]
-    comparisons: dict[str, list[Description]] = {}
+    comparisons: dict[str, Description] = {}
     if against:
         older = load_model(against, backbone, backbone_dtype=backbone_dtype)
         for new in found:
@@ -97,16 +95,15 @@ def eval_command(
             "split": one.dataset.split,
             **one.metrics(skip_bad),
             **one.without_leaks(given[one.task].leaked, skip_bad),
-            **({"against": c[0].document} if (c := comparisons.get(one.task)) else {}),
+            **({"against": c.document} if (c := comparisons.get(one.task)) else {}),
         }
         for one in found
     }
     rows += _leak_rows(model, metrics)
-    described = _describe_metrics(model, metrics, rows)
-    return replace(described, below=list(chain.from_iterable(comparisons.values())))
+    return replace(_describe_metrics(model, metrics, rows), below=list(comparisons.values()))
 
 
-def _describe_comparison(old: Answers, new: Answers, skip_bad: bool) -> list[Description]:
+def _describe_comparison(old: Answers, new: Answers, skip_bad: bool) -> Description:
     """Tables of `--against` for a task: its classes, and the images whose answers changed."""
     from engram.inference.compare import compare
 
@@ -126,24 +123,25 @@ def _describe_comparison(old: Answers, new: Answers, skip_bad: bool) -> list[Des
 
     worst = sorted(found.classes.items(), key=lambda one: one[1][1] - one[1][0])
     shown = [one for one in worst if one[1][0] != one[1][1]][:_SHOWN_CLASSES]
-    table = (
+    table = [
         row(f"{new.task}, {kind.title}", before[kind.score], after[kind.score]),
         *(row(name, *pair) for name, pair in shown),
-    )
+    ]
     same = len(found.classes) - sum(was != now for was, now in found.classes.values())
     legend = [f"{kind.class_title} of each class; {counted(same, *kind.nouns)} unchanged"]
-    tables = [Description(document, [], ("", "before", "after", "change"), table, tuple(legend))]
-    if found.changes:
-        images = tuple(
-            (change.image, *map(_text, (change.label, change.before, change.after)))
-            for change in found.changes[:_SHOWN_CHANGES]
-        )
-        more = len(found.changes) - len(images)
-        legend = [f"{found.mended} mended, {found.broken} broken of {len(found.changes)} changed"]
-        legend += [f"{more:,} more are in --json"] if more else []
-        columns = ("changed image", "label", "before", "after")
-        tables.append(Description(document, [], columns, images, tuple(legend)))
-    return tables
+    below = [_changed_images(found)] if found.changes else []
+    return Description(document, [], ("", "before", "after", "change"), table, legend, below)
+
+
+def _changed_images(found: VersionComparison) -> Description:
+    images = [
+        (change.image, *map(_text, (change.label, change.before, change.after)))
+        for change in found.changes[:_SHOWN_CHANGES]
+    ]
+    legend = [f"{found.mended} mended, {found.broken} broken of {len(found.changes)} changed"]
+    if more := len(found.changes) - len(images):
+        legend.append(f"{more:,} more are in --json")
+    return Description(None, [], ("changed image", "label", "before", "after"), images, legend)
 
 
 def _text(answer: str | list[str]) -> str:
@@ -184,7 +182,7 @@ def _describe_metrics(
 
     wanted = [key for name in metrics for key in model.task(name).kind.columns]
     columns = tuple(dict.fromkeys([key for key in wanted if key != "loss"] + ["loss"]))
-    table = tuple(
+    table = [
         (
             name,
             values["split"],
@@ -193,7 +191,7 @@ def _describe_metrics(
             str(len(values["unreadable"])),
         )
         for name, values in metrics.items()
-    )
+    ]
     return Description(metrics, rows, ("task", "split", "images", *columns, "unreadable"), table)
 
 
@@ -233,9 +231,13 @@ def embed_command(
     progress: Watch,
 ) -> Description:
     """Turn images into vectors: the backbone's, and each task's own; or texts, with --text."""
+    from engram.backbones.recommended import AUTO
+    from engram.data.datasets import Splits
     from engram.inference.embed import embed_batches, find_datasets
-    from engram.inference.engine import TorchEngine
+    from engram.inference.engine import TorchEngine, load_model
     from engram.inference.vectors import check_names, check_vector_file, vector_file
+    from engram.model import MemoryViT
+    from engram.train.backbone import backbone_for
     from engram.util.files import check_writable
     from engram.util.processes import ProcessGroup
 
@@ -250,7 +252,15 @@ def embed_command(
     options = DataOptions(**flags[DataOptions])
     widths, failed, images = dict[str, int](), dict[str, str](), 0
     datasets = find_datasets(data[0] if len(data) == 1 else data, options.load)
-    model = _embedding_model(engrams or [], backbone, backbone_dtype, datasets[0], progress)
+    if engrams:
+        named = None if backbone == AUTO else backbone
+        model = load_model(engrams, named, backbone_dtype=backbone_dtype)
+    else:
+        splits = Splits(datasets[0].name, datasets[0].classes, train=datasets[0])
+        vit, _ = backbone_for(
+            backbone or AUTO, splits, dtype=backbone_dtype, announce=announce, progress=progress
+        )
+        model = MemoryViT(vit)
     names = model.embedding_names(tasks or None)
     check_names(names)
     engine = TorchEngine(model, device=ProcessGroup(device).device, precision=precision)
@@ -279,24 +289,5 @@ def embed_command(
     if failed:
         reasons = [*list(failed.values())[:_SHOWN], *(["…"] if len(failed) > _SHOWN else [])]
         rows.append(("unreadable", f"{len(failed):,}, left out: {'; '.join(reasons)}"))
-    table = tuple((name, f"{width:,}") for name, width in widths.items())
+    table = [(name, f"{width:,}") for name, width in widths.items()]
     return Description(document, rows, ("vectors", "numbers"), table)
-
-
-def _embedding_model(
-    engrams: list[Path],
-    backbone: str | None,
-    backbone_dtype: str,
-    dataset: Dataset,
-    progress: Progress,
-) -> MemoryViT:
-    """The model of the engrams, or a backbone alone: the one named, or what suits the images."""
-    from engram.backbones.recommended import AUTO, choose_backbone
-    from engram.data.datasets import Splits
-    from engram.data.overview import typical_side
-
-    named = None if backbone == AUTO else backbone
-    if not engrams and named is None:
-        side = typical_side(Splits(dataset.name, dataset.classes, train=dataset))
-        named = choose_backbone(side, announce=announce, progress=progress).source
-    return model_of(engrams, named, backbone_dtype, "")

@@ -14,6 +14,7 @@ The data is not changed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -204,25 +205,20 @@ def near_duplicates(found: ImageFeatures, progress: Progress) -> tuple[list[Pair
     greys, few_pixels = {}, set()
     for row in rows:
         dataset, i = found.samples[row]
-        try:
+        with suppress(BadImage):  # it was readable a moment ago
             image = read_image(dataset.read(i))
             greys[row] = small_grey(image)
             if min(image.size) < COMPARED:
                 few_pixels.add(row)
-        except BadImage:  # it was readable a moment ago
-            continue
-        finally:
-            count(1)
+        count(1)
     pairs = [pair for pair in pairs if pair.first in greys and pair.second in greys]
-    same = [
-        any(pair.cosine >= cosine and one >= least for cosine, least in _COPIES)
-        and (one >= _IDENTICAL or not few_pixels & {pair.first, pair.second})
-        for pair, one in zip(pairs, overlays(greys, [pair[:2] for pair in pairs]), strict=True)
-    ]
-    copies = [pair for pair, one in zip(pairs, same, strict=True) if one]
-    frames = [
-        pair for pair, one in zip(pairs, same, strict=True) if not one and pair.cosine >= SIMILAR
-    ]
+    copies, frames = [], []
+    for pair, same in zip(pairs, overlays(greys, [pair[:2] for pair in pairs]), strict=True):
+        alike = any(pair.cosine >= cosine and same >= least for cosine, least in _COPIES)
+        if alike and (same >= _IDENTICAL or not few_pixels & {pair.first, pair.second}):
+            copies.append(pair)
+        elif pair.cosine >= SIMILAR:
+            frames.append(pair)
     return copies, frames
 
 
@@ -308,9 +304,8 @@ def _why_unchecked(splits: Splits, found: ImageFeatures) -> str:
     """Why labels cannot be checked; nothing if they can."""
     if splits.kind != "classification":
         return f"not checked in {splits.kind}"
-    samples = [found.samples[row] for row in found.rows("train")]
-    labels = np.array([dataset.labels[i] for dataset, i in samples], dtype=np.int64)
-    if (np.bincount(labels, minlength=1) > 1).sum() < 2:
+    labels = _labels_of([found.samples[row] for row in found.rows("train")])
+    if (labels.bincount() > 1).sum() < 2:
         return "not checked: fewer than two classes have two training images"
     return ""
 
@@ -343,10 +338,13 @@ def held_out_logits(
     return outputs / temperature, torch.cat([answered, others])
 
 
+def _labels_of(samples: Sequence[Sample]) -> Tensor:
+    return torch.tensor([int(dataset.labels[i]) for dataset, i in samples], dtype=torch.long)
+
+
 def _labels(found: ImageFeatures, logits: Tensor, rows: Tensor) -> Iterator[Finding]:
     """Labels that look wrong, each with the nearest images of the class that is suggested."""
-    labels = torch.tensor([int(dataset.labels[i]) for dataset, i in found.samples])
-    unit = directions(found.pooled)
+    labels, unit = _labels_of(found.samples), directions(found.pooled)
     for place, suggested, odds in suspected_labels(logits, labels[rows]):
         row = int(rows[place])
         of_class = (labels == suggested).nonzero()[:, 0]
@@ -358,9 +356,8 @@ def _labels(found: ImageFeatures, logits: Tensor, rows: Tensor) -> Iterator[Find
 
 def _confused(found: ImageFeatures, logits: Tensor, rows: Tensor) -> list[tuple[str, str, float]]:
     """Pairs of classes that are often taken for each other, the worst first."""
-    samples = [found.samples[row] for row in rows.tolist()]
-    labels = torch.tensor([int(dataset.labels[i]) for dataset, i in samples])
-    names, answers = samples[0][0].classes, logits.argmax(1)
+    labels, answers = _labels_of(found.samples)[rows], logits.argmax(1)
+    names = found.samples[0][0].classes
     counts = torch.zeros(len(names), len(names)).index_put_(
         (labels, answers), torch.ones(len(labels)), accumulate=True
     )
@@ -403,10 +400,8 @@ def _tiny(samples: Iterable[Sample], model: MemoryViT) -> list[tuple[Sample, tup
     """Images with much fewer pixels than the backbone sees, the smallest first."""
     least, found = _TINY * min(model.preprocessing.size), []
     for dataset, i in samples:
-        try:
+        with suppress(BadImage):
             size = image_size(dataset.read(i), name=dataset.sample_name(i))
-        except BadImage:
-            continue
-        if min(size) < least:
-            found.append(((dataset, i), size))
+            if min(size) < least:
+                found.append(((dataset, i), size))
     return sorted(found, key=lambda one: one[1][0] * one[1][1])

@@ -70,16 +70,16 @@ class Suggestions:
     note: str = ""
 
 
-def task_to_ask(model: MemoryViT) -> str:
-    """The task of a model, or the one that extends all others."""
+def task_to_ask(model: MemoryViT) -> str | None:
+    """The task of a model, or the one that extends all others; None if it has none."""
     extended = {parent for task in model.tasks.values() for parent in task.spec.extends}
     names = [name for name in model.tasks if name not in extended]
-    if len(names) != 1:
+    if len(names) > 1:
         raise EngramError(
             f"--task has the tasks {', '.join(names)}, and images are chosen for one; give the "
             "file of one engram."
         )
-    return names[0]
+    return names[0] if names else None
 
 
 def suggest(
@@ -87,49 +87,43 @@ def suggest(
     sources: Sequence[str],
     count: int,
     settings: PoolSettings,
-    *,
-    task: str | None = None,
     labelled: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Suggestions:
-    """Choose at most so many images of a pool that are worth a label to a task.
+    """Choose at most so many images of a pool that are worth a label to the task of a model.
 
     Pool and `labelled` images, whose near-copies are left out, are sources as `predict_to` reads
-    them. Without a `task` only the model's backbone is asked.
+    them. A model without a task is its backbone.
     """
-    tasks = [] if task is None else [task]
-    known = read_pool(model, [], labelled, settings, progress) if labelled else Pool()
-    pool = read_pool(model, tasks, sources, settings, progress)
+    task = task_to_ask(model)
+    known = read_pool(model, None, labelled, settings, progress) if labelled else Pool()
+    pool = read_pool(model, task, sources, settings, progress)
     vectors = torch.cat(pool.vectors)
-    before = torch.cat(known.vectors) if known.vectors else vectors[:0]
     unsure = [one.uncertainty for one in pool.images if one.uncertainty is not None]
     uncertainty = torch.tensor(unsure) if unsure else None
-    rows, near = choose(vectors, uncertainty, count, before)
+    rows, near = choose(vectors, uncertainty, count, torch.cat([vectors[:0], *known.vectors]))
     if not rows:
         raise EngramError(
             f"There is nothing to label: all images of {', '.join(sources)} are labelled already, "
             "or near-copies of such."
         )
-    chosen = [replace(pool.images[i], copies=copies) for i, copies in rows]
-    note = "" if unsure else _note(model, task)
+    chosen, note = [replace(pool.images[i], copies=copies) for i, copies in rows], ""
+    if not unsure:
+        why = "no task was asked"
+        if task is not None:
+            why = f"{model.task(task).kind.name} does not tell how unsure an answer is"
+        note = f"{why}: images were chosen that stand for many others"
     return Suggestions(chosen, len(pool.images), near, pool.failed, task, note)
-
-
-def _note(model: MemoryViT, task: str | None) -> str:
-    why = "no task was asked"
-    if task is not None:
-        why = f"{model.task(task).kind.name} does not tell how unsure an answer is"
-    return f"{why}: images were chosen that stand for many others"
 
 
 def read_pool(
     model: MemoryViT,
-    tasks: Sequence[str],
+    task: str | None,
     sources: Sequence[str],
     settings: PoolSettings,
-    progress: Progress = silent,
+    progress: Progress,
 ) -> Pool:
-    """One pass over the images of some sources, with the answers of at most one task.
+    """One pass over the images of some sources, with the answers of a task if there is one.
 
     Raises:
         EngramError: There are no images, or none can be read.
@@ -152,7 +146,7 @@ def read_pool(
             if good:
                 views = torch.from_numpy(np.stack(list(good.values())))
                 pixels = normalise(to_device(views, engine.device), model.preprocessing)
-                answers, vectors = _answers(engine, pixels, tasks)
+                answers, vectors = _answers(engine, pixels, task)
                 pool.vectors.append(vectors)
                 pool.images += [
                     Suggestion(i, items[i], *answer)
@@ -174,23 +168,24 @@ def _read(sources: Sequence[str], settings: PoolSettings) -> Iterator[Item]:
 
 
 def _answers(
-    engine: TorchEngine, pixels: Tensor, tasks: Sequence[str]
+    engine: TorchEngine, pixels: Tensor, name: str | None
 ) -> tuple[list[tuple[float | None, str, float | None]], Tensor]:
     """Uncertainty, answer and familiarity of each image, and vectors of all (b, width)."""
-    outputs, familiarity, vectors = engine.with_base(pixels, tasks)
-    found: list[tuple[float | None, str, float | None]] = [(None, "", None)] * len(pixels)
-    model, known = engine.model, on_cpu(familiarity)
-    for name, output in on_cpu(outputs).items():
-        task = model.task(name)
-        unsure = task.kind.uncertainty(output, task.head.fitted)
-        for i in range(len(output)):
-            answers, problem = answers_about(model, {name: output[i]}, 1)
-            found[i] = (
-                None if unsure is None else float(unsure[i].nan_to_num(1.0)),
-                problem or task.kind.words(answers[name]),
-                shown_familiarity(known[name][i]) if name in known else None,
-            )
-    return found, vectors.float().cpu()
+    outputs, familiarity, vectors = engine.with_base(pixels, [] if name is None else [name])
+    vectors = vectors.float().cpu()
+    if name is None:
+        return [(None, "", None)] * len(pixels), vectors
+    model, task, output = engine.model, engine.model.task(name), on_cpu(outputs)[name]
+    known, found = on_cpu(familiarity).get(name), list[tuple[float | None, str, float | None]]()
+    unsure = task.kind.uncertainty(output, task.head.fitted)
+    for i in range(len(output)):
+        answers, problem = answers_about(model, {name: output[i]}, 1)
+        found.append((
+            None if unsure is None else float(unsure[i].nan_to_num(1.0)),
+            problem or task.kind.words(answers[name]),
+            None if known is None else shown_familiarity(known[i]),
+        ))  # fmt: skip
+    return found, vectors
 
 
 def images_again(

@@ -32,8 +32,6 @@ from engram.experiments.demo_output import DEMO, demo_folder, write_results
 from engram.experiments.timing import Case, compare
 from engram.experiments.unmasked import remove_mask
 from engram.images.decode import Pixels
-from engram.images.preprocessing import normalise
-from engram.images.views import evaluation_view
 from engram.inference.engine import load_model
 from engram.inference.evaluate import Answers, answers
 from engram.inference.predict import predict
@@ -41,7 +39,7 @@ from engram.methods import Base
 from engram.model import MemoryViT
 from engram.report.contents import Bar, Bars, Picture, Pictures, Section, Table, Text
 from engram.report.costs_section import costs_by_task
-from engram.report.images import thumbnail
+from engram.report.images import backbone_views, thumbnail
 from engram.report.page import write_report
 from engram.report.task_section import TaskPart
 from engram.store.compose import compose
@@ -257,7 +255,7 @@ class Demo:
     def _time(self, model: MemoryViT) -> dict[str, float]:
         """Milliseconds per image: one pass for all tasks, a pass for each, the plain backbone."""
         test, names = self.data["shape"]["test"], [Base.name, *model.tasks]
-        pixels = _pixels(model, test, range(min(16, len(test))))
+        pixels = backbone_views(model, test, range(min(16, len(test))))[1]
         cases = {
             "one_pass": Case(lambda: model(pixels)),
             "pass_per_task": Case(lambda: [model(pixels, tasks=[name]) for name in names]),
@@ -298,7 +296,7 @@ class Demo:
         self, what: str, model: MemoryViT, dataset: Dataset, images: int, size: int
     ) -> Iterator[Tensor]:
         """The first images of a dataset in batches, with a progress bar."""
-        pixels = _pixels(model, dataset, range(images))
+        pixels = backbone_views(model, dataset, range(images))[1]
         with self.bars() as progress:
             for done, batch in enumerate(torch.split(pixels, size)):
                 progress(what, done * size, images)
@@ -339,12 +337,6 @@ def base_is_identical(model: MemoryViT, plain: ViT, batches: Iterable[Tensor]) -
     """Whether base equals, bit for bit, the logits of the plain backbone, which has no tasks."""
     same = [torch.equal(model(batch, exact=True)[Base.name], plain(batch)) for batch in batches]
     return all(same) and plain.fingerprint == model.backbone.fingerprint
-
-
-def _pixels(model: MemoryViT, dataset: Dataset, samples: Iterable[int]) -> Tensor:
-    """Images as the model takes them: (images, 3, height, width)."""
-    views = [evaluation_view(dataset.read(i), model.preprocessing) for i in samples]
-    return normalise(torch.from_numpy(np.stack(views)), model.preprocessing)
 
 
 def _as_text(pixels: Pixels) -> Line:
