@@ -12,16 +12,7 @@ from tests.support.commands import Output, run
 from typer.testing import CliRunner
 
 from engram import EngramError
-from engram.cli.flags import (
-    DATA,
-    OUTPUT,
-    PANELS,
-    RESOURCES,
-    TASK,
-    TRAINING,
-    numbers,
-    option,
-)
+from engram.cli.flags import PANELS, numbers, option
 from engram.cli.shared import command
 from engram.methods import METHODS
 from engram.methods.method_flags import REGIMES, MethodFlags
@@ -31,7 +22,7 @@ from engram.util.settings import Given, setting
 @dataclass(frozen=True)
 class Oven:
     mode: str = setting("fan", "how it heats", choices=("fan", "grill"))
-    minutes: int = setting(30, "how long it is on", group=OUTPUT)
+    minutes: int = setting(30, "how long it is on", group="Output")
     degrees: float = setting(180.0, "how hot it gets")
     clean: bool = setting(False, "clean it first")
     dishes: tuple[str, ...] = setting((), "what is in it; repeatable", metavar="DISH")
@@ -51,10 +42,10 @@ def seen() -> list[Given]:
 def app_of(seen: list[Given], defaults: Any = None) -> typer.Typer:
     app = typer.Typer(rich_markup_mode="rich")
 
-    @command("bake", {Oven: TRAINING, Kitchen: DATA}, defaults, group=app)
+    @command("bake", {Oven: "Training", Kitchen: "Data"}, defaults, group=app)
     def bake(
         recipe: str = typer.Argument(),
-        task: str = option(TASK, "What to bake.", "--task", default="cake"),
+        task: str = option("Task", "What to bake.", "--task", default="cake"),
         *,
         flags: Given,
     ) -> None:
@@ -131,11 +122,11 @@ def panels(text: str) -> dict[str, str]:
 
 def test_a_setting_is_in_the_panel_of_its_class_or_its_own(seen: list[Given]) -> None:
     shown = panels(help_of(seen))
-    assert [name for name in shown if name in PANELS] == [DATA, TASK, TRAINING, OUTPUT]
-    assert "--name" in shown[DATA]
-    assert "--task" in shown[TASK]
-    assert "--mode" in shown[TRAINING]
-    assert "--minutes" in shown[OUTPUT]
+    assert [name for name in shown if name in PANELS] == ["Data", "Task", "Training", "Output"]
+    assert "--name" in shown["Data"]
+    assert "--task" in shown["Task"]
+    assert "--mode" in shown["Training"]
+    assert "--minutes" in shown["Output"]
 
 
 @pytest.mark.parametrize("command", ["fit", "sweep"])
@@ -146,7 +137,7 @@ def test_panels_come_in_one_order(
     assert run(command, "--help") == 0
     shown = panels(capsys.readouterr().out)
     named = [name for name in shown if name not in ("Arguments", "Options")]
-    assert named == [DATA, TASK, TRAINING, RESOURCES, OUTPUT]
+    assert named == ["Data", "Task", "Training", "Resources", "Output"]
 
 
 # Lists with commas

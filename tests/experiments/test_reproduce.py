@@ -11,7 +11,7 @@ import pytest
 from engram import EngramError
 from engram.cli import main as cli
 from engram.data import load
-from engram.experiments.reproduce import PAPER, TABLES, Reproduction, TableRow
+from engram.experiments.reproduce import ADAPTER_WIDTH, PAPER, TABLES, Reproduction, TableRow
 from engram.methods import FullAdapter
 from engram.train.recipe import RECIPES
 
@@ -126,7 +126,8 @@ def test_an_unknown_table_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_adapters_have_as_many_parameters_as_table_4_counts() -> None:
     width, depth = 768, 12
-    assert 4 * width * depth * TableRow(FullAdapter).width == 737_280
+    assert 4 * width * depth * ADAPTER_WIDTH == 737_280
+    assert TableRow(FullAdapter).settings == {"adapter_width": ADAPTER_WIDTH}
 
 
 def test_help_tells_the_defaults_of_the_papers_recipe(

@@ -12,8 +12,8 @@ import engram
 from engram.inference.evaluate import Answers, answers
 from engram.methods.attention_maps import SOURCES
 from engram.model import MemoryViT
-from engram.report.attention_section import MAX_EXAMPLES, attention_sections
 from engram.report.contents import AttentionShares, ImageTable, Text
+from engram.report.task_section import MAX_EXAMPLES, attention_sections
 
 
 @pytest.mark.parametrize("regime", ["head", "memory", "side"])

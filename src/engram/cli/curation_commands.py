@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from engram.cli import shared
 from engram.cli.arguments import model_of
-from engram.cli.flags import DATA, MODEL, OUTPUT, argument, option, out_option, switch
+from engram.cli.flags import argument, option, out_option, switch
 from engram.cli.terminal import Watch, announce
 from engram.errors import EngramError
 from engram.inference.bulk.bulk_settings import PoolSettings
@@ -28,11 +28,11 @@ _NO_TASK = (
 )
 
 
-@shared.command("data", {DataOptions: DATA})
+@shared.command("data", {DataOptions: "Data"})
 def data_command(
     data: str = shared.DATA_ARGUMENT,
     check: bool = switch(
-        DATA,
+        "Data",
         "Decode every image and look for all duplicates; else a sample of the headers.",
         "--check",
     ),
@@ -47,11 +47,11 @@ def data_command(
     return describe(splits, check=check, progress=progress)
 
 
-@shared.command("check", {DataOptions: DATA}, work="reading the data", threads=True)
+@shared.command("check", {DataOptions: "Data"}, work="reading the data", threads=True)
 def check_command(
     data: str = shared.DATA_ARGUMENT,
     out: Path | None = out_option("Also write a page.", "FILE.html"),
-    csv: Path | None = option(OUTPUT, "Also write all findings as a table.", metavar="FILE.csv"),
+    csv: Path | None = option("Output", "Also write all findings as a table.", metavar="FILE.csv"),
     backbone: str = shared.OWN_BACKBONE,
     image_size: int | None = shared.IMAGE_SIZE,
     backbone_dtype: str = shared.BACKBONE_DTYPE,
@@ -92,20 +92,20 @@ def check_command(
     return result
 
 
-@shared.command("suggest", {PoolSettings: DATA}, work="loading the task", threads=True)
+@shared.command("suggest", {PoolSettings: "Data"}, work="loading the task", threads=True)
 def suggest_command(
     pool: list[str] = argument(
         "POOL…", "Images without labels: folders, images, tables, lists, archives and addresses."
     ),
     task: list[Path] | None = option(
-        MODEL,
+        "Model",
         "The engram that is to learn from the images; with those that it extends, repeated. "
         "Without one, --backbone chooses images that stand for the others.",
         metavar="FILE",
     ),
-    count: int = option(OUTPUT, "Number of images to choose.", "-n", "--count", default=50),
+    count: int = option("Output", "Number of images to choose.", "-n", "--count", default=50),
     labelled: list[str] | None = option(
-        DATA,
+        "Data",
         "Images that have labels already, such as the training folder: they and their "
         "near-copies are left out; repeatable.",
         metavar="IMAGES",
@@ -115,7 +115,7 @@ def suggest_command(
         "FILE",
     ),
     folders: Path | None = option(
-        OUTPUT,
+        "Output",
         "Copy the images into this folder, next to an empty folder for each class.",
         metavar="FOLDER",
     ),

@@ -6,19 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from engram.cli import shared
-from engram.cli.flags import (
-    DATA,
-    MODEL,
-    OUTPUT,
-    RESOURCES,
-    TASK,
-    TRAINING,
-    among,
-    numbers,
-    option,
-    out_option,
-    switch,
-)
+from engram.cli.flags import among, numbers, option, out_option, switch
 from engram.cli.terminal import Watch, bars
 from engram.methods.method_flags import MethodFlags
 from engram.train.options import ColumnOptions, recipe_from
@@ -29,9 +17,9 @@ from engram.util.text import Description
 
 @shared.command("demo", threads=True)
 def demo(
-    out: Path = option(OUTPUT, "The folder to write.", default=Path("demo")),
+    out: Path = option("Output", "The folder to write.", default=Path("demo")),
     seed: int = option(
-        TRAINING, "Random seed of the pictures and of initialisation.", default=0, min=0
+        "Training", "Random seed of the pictures and of initialisation.", default=0, min=0
     ),
     *,
     as_json: bool,
@@ -49,15 +37,15 @@ def demo(
 @shared.command("bench", threads=True)
 def bench_command(
     backbone: str | None = option(
-        MODEL, "Path or Hub id of the backbone; pico if not given.", metavar="BACKBONE"
+        "Model", "Path or Hub id of the backbone; pico if not given.", metavar="BACKBONE"
     ),
     shape: str | None = option(
-        MODEL, "Or a shape with random weights, in place of a backbone.", metavar="ViT-B/32"
+        "Model", "Or a shape with random weights, in place of a backbone.", metavar="ViT-B/32"
     ),
-    tasks: str = option(TASK, "Numbers of tasks.", default="1,10,100", metavar="A,B"),
-    batch: str = option(RESOURCES, "Batch sizes.", default="1,16", metavar="A,B"),
-    cells: int = option(TASK, "Memory cells at every layer.", default=MethodFlags().cells),
-    seconds: float = option(RESOURCES, "Seconds per table; more gives less noise.", default=5.0),
+    tasks: str = option("Task", "Numbers of tasks.", default="1,10,100", metavar="A,B"),
+    batch: str = option("Resources", "Batch sizes.", default="1,16", metavar="A,B"),
+    cells: int = option("Task", "Memory cells at every layer.", default=MethodFlags().cells),
+    seconds: float = option("Resources", "Seconds per table; more gives less noise.", default=5.0),
     device: str = shared.DEVICE,
     *,
     progress: Watch,
@@ -71,12 +59,14 @@ def bench_command(
 
 
 @shared.command(
-    "reproduce", {ColumnOptions: DATA, Recipe: TRAINING}, RECIPES["paper"], threads=True
+    "reproduce", {ColumnOptions: "Data", Recipe: "Training"}, RECIPES["paper"], threads=True
 )
 def reproduce_command(
-    dataset: str = option(DATA, "A preset such as cifar100, or data.", default=..., metavar="DATA"),
+    dataset: str = option(
+        "Data", "A preset such as cifar100, or data.", default=..., metavar="DATA"
+    ),
     backbone: str = option(
-        TASK,
+        "Task",
         "Path or Hub id of the backbone.",
         default="google/vit-base-patch32-224-in21k",
         metavar="BACKBONE",
@@ -85,22 +75,22 @@ def reproduce_command(
         "The folder to write; run again to continue.", default=Path("reproduce")
     ),
     table: str = option(
-        TASK,
+        "Task",
         "Which rows: 2, 4, poster, 2b, 4.4 (concatenation without the mask) or rates.",
         default="2",
         autocompletion=among(("2", "4", "poster", "2b", "4.4", "rates")),
     ),
     beside: list[Path] | None = option(
-        TASK,
+        "Task",
         "For table 4.4: a folder that this command wrote for other data; repeatable.",
         metavar="FOLDER",
     ),
     lr: str = option(
-        TRAINING, "Learning rates, in place of the usual grid.", default="", metavar="A,B"
+        "Training", "Learning rates, in place of the usual grid.", default="", metavar="A,B"
     ),
-    seeds: int = option(TRAINING, "Seeds for every learning rate.", default=1),
+    seeds: int = option("Training", "Seeds for every learning rate.", default=1),
     image_size: int | None = shared.IMAGE_SIZE,
-    dry_run: bool = switch(OUTPUT, "Print what would be trained, and stop.", "--dry-run"),
+    dry_run: bool = switch("Output", "Print what would be trained, and stop.", "--dry-run"),
     *,
     flags: Given,
     progress: Watch,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from engram.cli import shared
 from engram.cli.arguments import labelled_task
-from engram.cli.flags import DATA, OUTPUT, RESOURCES, argument, option, out_option
+from engram.cli.flags import argument, option, out_option
 from engram.cli.terminal import Watch
 from engram.errors import EngramError
 from engram.train.options import ColumnOptions
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, Mapping[str, Any]]  # by task
 
 
-@shared.command("export", {ColumnOptions: DATA}, work="loading the tasks", threads=True)
+@shared.command("export", {ColumnOptions: "Data"}, work="loading the tasks", threads=True)
 def export_command(
     sources: list[Path] = argument("BUNDLE", "A bundle, or engrams for one backbone."),
     out: Path | None = out_option("The file to write: .onnx or .pt2."),
     web: Path | None = option(
-        OUTPUT,
+        "Output",
         "A folder of static files to write: a page that runs all tasks in a browser.",
         metavar="FOLDER",
     ),
     runtime: Path | None = option(
-        OUTPUT,
+        "Output",
         "With --web: the npm package onnxruntime-web to copy files from, a folder or the "
         ".tgz of npm pack; by default the page loads them from a CDN.",
         metavar="PACKAGE",
     ),
     int8: bool | None = option(
-        OUTPUT,
+        "Output",
         "int8 quantisation of the linear layers: faster, less exact. With --web: weights in "
         "int8, or in float32, in place of float16.",
         "--int8/--no-int8",
@@ -51,7 +51,7 @@ def export_command(
     data: list[str] | None = shared.TASK_DATA,
     split: str = shared.SPLIT,
     backbone: str | None = shared.BACKBONE,
-    batch: int = option(RESOURCES, "Images per pass.", default=32),
+    batch: int = option("Resources", "Images per pass.", default=32),
     workers: int = shared.WORKERS,
     overwrite: bool = shared.OVERWRITE,
     *,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engram.cli import shared
-from engram.cli.flags import OUTPUT, RESOURCES, argument, out_option, switch
+from engram.cli.flags import argument, out_option, switch
 from engram.cli.terminal import announce, bars, is_first
 from engram.cluster.connect import FarmSettings, check_address
 from engram.util.settings import Given
@@ -26,16 +26,16 @@ _STYLES = {"running": "cyan", "done": "green", "failed": "red"}
 _STATES = ("waiting", "running", "done", "failed")
 
 
-@shared.command("farm", {FarmSettings: RESOURCES}, threads=True)
+@shared.command("farm", {FarmSettings: "Resources"}, threads=True)
 def farm_command(
     jobs: Path = argument("JOBS.toml", _JOBS),
     out: Path | None = out_option(
         "Bundle for the tasks of jobs that name none (default: JOBS.farm/bundle).", "BUNDLE"
     ),
     overwrite: bool = switch(
-        OUTPUT, "Retrain jobs whose options have changed, and replace their tasks.", "--overwrite"
+        "Output", "Retrain jobs whose options have changed, and replace their tasks.", "--overwrite"
     ),
-    dry_run: bool = switch(OUTPUT, "Check the jobs, print them, and stop.", "--dry-run"),
+    dry_run: bool = switch("Output", "Check the jobs, print them, and stop.", "--dry-run"),
     *,
     flags: Given,
     as_json: bool,

@@ -15,15 +15,7 @@ from engram.errors import EngramError
 from engram.util.documents import MAX_BYTES, parse_json, read_header
 
 #: The panels of `--help`, in their order.
-PANELS = DATA, MODEL, TASK, TRAINING, HUB, RESOURCES, OUTPUT = (
-    "Data",
-    "Model",
-    "Task",
-    "Training",
-    "Hub",
-    "Resources",
-    "Output",
-)
+PANELS = ("Data", "Model", "Task", "Training", "Hub", "Resources", "Output")
 
 N = TypeVar("N", int, float)
 
@@ -45,7 +37,7 @@ def switch(panel: str | None, about: str, name: str) -> Any:
 
 def out_option(about: str, metavar: str | None = None, default: Any = None) -> Any:
     """The option `-o`, which names what a command writes."""
-    return option(OUTPUT, about, "-o", "--out", default=default, metavar=metavar)
+    return option("Output", about, "-o", "--out", default=default, metavar=metavar)
 
 
 def setting_flags(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from engram.cli import shared
 from engram.cli.arguments import LabelledTask, labelled_task
-from engram.cli.flags import DATA, OUTPUT, argument, option, out_option, switch
+from engram.cli.flags import argument, option, out_option, switch
 from engram.cli.terminal import Watch, announce
 from engram.cli.words_option import embed_texts
 from engram.errors import EngramError
@@ -30,7 +30,7 @@ _SHOWN_CLASSES = _SHOWN_CHANGES = 20  # in the tables of --against
 # Evaluate
 
 
-@shared.command("eval", {ColumnOptions: DATA}, work="loading the tasks", threads=True)
+@shared.command("eval", {ColumnOptions: "Data"}, work="loading the tasks", threads=True)
 def eval_command(
     sources: list[Path] = shared.ENGRAMS,
     data: list[str] | None = shared.TASK_DATA,
@@ -41,13 +41,13 @@ def eval_command(
     device: str = shared.DEVICE,
     precision: str = shared.PRECISION,
     backbone_dtype: str = shared.BACKBONE_DTYPE,
-    skip_bad: bool = switch(DATA, "Leave unreadable images out of the count.", "--skip-bad"),
+    skip_bad: bool = switch("Data", "Leave unreadable images out of the count.", "--skip-bad"),
     against: list[Path] | None = option(
         None,
         "An earlier version of a task, or a bundle of them, to compare with; repeatable.",
         metavar="FILE",
     ),
-    report: Path | None = option(OUTPUT, "Also write a page.", metavar="FILE.html"),
+    report: Path | None = option("Output", "Also write a page.", metavar="FILE.html"),
     *,
     flags: Given,
     progress: Watch,
@@ -198,7 +198,7 @@ def _describe_metrics(
 # Embed
 
 
-@shared.command("embed", {DataOptions: DATA}, threads=True)
+@shared.command("embed", {DataOptions: "Data"}, threads=True)
 def embed_command(
     out: Path = out_option(
         "The file to write: .parquet or .npz. An existing one is replaced.", "FILE", default=...
@@ -207,7 +207,7 @@ def embed_command(
         "DATA…", "Images or folders of them, or one labelled dataset.", default=None
     ),
     texts: list[str] | None = option(
-        DATA,
+        "Data",
         "A text to embed, in place of images, with a CLIP or SigLIP as --backbone; repeatable.",
         "--text",
     ),

@@ -10,10 +10,10 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import typer
 
@@ -34,7 +34,7 @@ from engram.cli.terminal import complain, notice_or_warning
 from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker, naming_flags
 from engram.util.worker_processes import ignore_pillow_warnings
 
-#: The commands in the order of `engram --help`, in groups; others come last.
+#: The commands in the order of `engram --help`, in groups.
 _GROUPS = {
     "Begin": ("demo", "data", "check", "backbones"),
     "Train": ("fit", "teach", "sweep", "farm", "cache", "suggest"),
@@ -48,16 +48,14 @@ _USAGE_ERROR: Any = typer.BadParameter.__base__  # typer has this class, and no 
 
 
 @cache
-def _commands() -> Callable[..., Any]:
+def _commands() -> Any:
     """The command that typer makes of `app`, once a process: making it takes longer than most."""
     group: Any = typer.main.get_command(app)
-    made, group.commands = group.commands, {}
     for panel, names in _GROUPS.items():
         for name in names:
-            group.commands[name] = made.pop(name)
-            group.commands[name].rich_help_panel = panel
-    group.commands.update(made)
-    return cast("Callable[..., Any]", group)
+            group.commands[name] = command = group.commands.pop(name)  # at the end
+            command.rich_help_panel = panel
+    return group
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from engram.cli import shared
 from engram.cli.arguments import model_of
-from engram.cli.flags import OUTPUT, RESOURCES, argument, option, out_option
+from engram.cli.flags import argument, option, out_option
 from engram.cli.terminal import Watch
 from engram.cluster.connect import ClusterSettings
 from engram.errors import EngramError
@@ -36,9 +36,9 @@ def predict_command(
     ),
     backbone: str | None = shared.BACKBONE,
     tasks: list[str] | None = shared.TASKS,
-    top_k: int = option(OUTPUT, "Number of classes to return per task.", default=3),
+    top_k: int = option("Output", "Number of classes to return per task.", default=3),
     masks: Path | None = option(
-        OUTPUT, "Write masks and heat maps into this folder, as PNG.", metavar="FOLDER"
+        "Output", "Write masks and heat maps into this folder, as PNG.", metavar="FOLDER"
     ),
     out: Path | None = out_option(
         "Write answers to a .parquet, .jsonl or .csv file, or to a folder of parquet "
@@ -46,7 +46,7 @@ def predict_command(
     ),
     overwrite: bool = shared.OVERWRITE,
     on: str | None = option(
-        RESOURCES,
+        "Resources",
         "Run on Ray, with --out: ray starts Ray on this machine, HOST:PORT or "
         "ray://HOST:PORT connects to a cluster.",
         metavar="CLUSTER",

@@ -11,11 +11,6 @@ import typer
 
 from engram import __version__
 from engram.cli.flags import (
-    DATA,
-    MODEL,
-    OUTPUT,
-    RESOURCES,
-    TASK,
     among,
     argument,
     help_line,
@@ -48,9 +43,9 @@ def _compute_option(name: str) -> Any:
     item = setting_of(ComputeSettings, name)
     about, choices = item.metadata["about"], item.metadata["choices"]
     if not choices:
-        return option(RESOURCES, help_line(about), default=item.default, metavar="NAME")
+        return option("Resources", help_line(about), default=item.default, metavar="NAME")
     line = help_line(about, ", ".join(choices))
-    return option(RESOURCES, line, default=item.default, autocompletion=among(choices))
+    return option("Resources", line, default=item.default, autocompletion=among(choices))
 
 
 def _compute_with(threads: int | None) -> None:
@@ -58,37 +53,37 @@ def _compute_with(threads: int | None) -> None:
         use_threads(threads)
 
 
-JSON = switch(OUTPUT, "Print one JSON document for machines.", "--json")
+JSON = switch("Output", "Print one JSON document for machines.", "--json")
 _DATA_HELP = "A folder, a table, .npz, hf:NAME, digits or a preset."
 DATA_ARGUMENT = argument("DATA", _DATA_HELP)
 OPTIONAL_DATA = argument("DATA", _DATA_HELP, default=None)
 TASK_DATA = option(
-    DATA,
+    "Data",
     "A task and its data to measure it on, with a split of its own if you like; repeatable.",
     metavar="NAME=DATA[:SPLIT]",
 )
 SPLIT = option(
-    DATA,
+    "Data",
     "Split of the data: train, val or test.",
     default="test",
     autocompletion=among(("train", "val", "test")),
 )
-BACKBONE = option(MODEL, "Path or Hub id of the backbone, if it has moved.", metavar="BACKBONE")
+BACKBONE = option("Model", "Path or Hub id of the backbone, if it has moved.", metavar="BACKBONE")
 OWN_BACKBONE = option(
-    MODEL,
+    "Model",
     "The backbone: a path, a Hub id, a name that `engram backbones` lists, pico, or auto, the "
     "one that fit would take.",
     default="auto",
     metavar="BACKBONE",
 )
-IMAGE_SIZE = option(TASK, "Height and width of images in pixels, if not the backbone's own.")
+IMAGE_SIZE = option("Task", "Height and width of images in pixels, if not the backbone's own.")
 ENGRAMS = argument("FILE", "Engrams or bundles.")
-BATCH = option(RESOURCES, "Images per pass.", default=64)
+BATCH = option("Resources", "Images per pass.", default=64)
 WORKERS = option(
-    RESOURCES, "Processes that decode images.", default=DECODERS, show_default=DECODERS_SHOWN
+    "Resources", "Processes that decode images.", default=DECODERS, show_default=DECODERS_SHOWN
 )
 THREADS = option(  # for every command that computes
-    RESOURCES,
+    "Resources",
     "Number of CPU threads (default: one for each CPU that the process may use).",
     min=1,
     callback=_compute_with,
@@ -98,10 +93,10 @@ DEVICE = _compute_option("device")
 ENGINE = _compute_option("engine")
 PRECISION = _compute_option("precision")
 BACKBONE_DTYPE = _compute_option("backbone_dtype")
-TASKS = option(MODEL, "Only these tasks; repeatable.", "--task", autocompletion=task_names)
+TASKS = option("Model", "Only these tasks; repeatable.", "--task", autocompletion=task_names)
 OUT_FOLDER = out_option("The folder to write.", default=...)
 OUT_ENGRAM = out_option("The engram to write.", default=...)
-OVERWRITE = switch(OUTPUT, "Replace what is there.", "--overwrite")
+OVERWRITE = switch("Output", "Replace what is there.", "--overwrite")
 
 
 def command(

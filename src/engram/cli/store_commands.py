@@ -7,23 +7,12 @@ from pathlib import Path
 import typer
 
 from engram.cli import shared
-from engram.cli.flags import (
-    HUB,
-    MODEL,
-    OUTPUT,
-    TASK,
-    argument,
-    numbers,
-    option,
-    out_option,
-    switch,
-    task_names,
-)
+from engram.cli.flags import argument, numbers, option, out_option, switch, task_names
 from engram.cli.terminal import Watch
 from engram.util.text import Description, words
 
 _CARD = "Card"
-REVISION = option(HUB, "Branch, tag or commit.")
+REVISION = option("Hub", "Branch, tag or commit.")
 
 
 @shared.command("inspect")
@@ -44,7 +33,7 @@ def compose(
     out: Path = shared.OUT_FOLDER,
     backbone: str | None = shared.BACKBONE,
     overwrite: bool = switch(
-        OUTPUT, "Replace or leave out tasks of a bundle that is there.", "--overwrite"
+        "Output", "Replace or leave out tasks of a bundle that is there.", "--overwrite"
     ),
 ) -> Description:
     """Put engrams for one backbone into one folder, after checking that they fit together."""
@@ -60,12 +49,12 @@ def merge_command(
     sources: list[str] = argument("FILE", "Two or more engrams of one task."),
     out: Path = shared.OUT_ENGRAM,
     weights: str = option(
-        TASK,
+        "Task",
         "Share of each in the average, together 1 (default: all the same).",
         default="",
         metavar="A,B",
     ),
-    task: str | None = option(TASK, "Name of the task (default: that of the first file)."),
+    task: str | None = option("Task", "Name of the task (default: that of the first file)."),
     overwrite: bool = shared.OVERWRITE,
 ) -> Description:
     """Merge engrams of one task: average trainings, or add up what was taught."""
@@ -114,7 +103,7 @@ def bundle_rollback(
     bundle: Path = BUNDLE,
     task: str = BUNDLE_TASK,
     to: str = option(
-        TASK,
+        "Task",
         "Start of the content of a version (default: the last one).",
         default="",
         metavar="HASH",
@@ -132,13 +121,13 @@ def convert(
     checkpoint: str = argument("OLD.pt", "The old checkpoint, or hf:OWNER/NAME/OLD.pt."),
     out: Path = out_option("The folder to write engrams into.", default=...),
     base: str | None = option(
-        MODEL,
+        "Model",
         "Path or Hub id of the ViT it was made from. Known for the published ones.",
         metavar="BACKBONE",
     ),
-    names: str = option(TASK, "Names for its tasks, in order.", default="", metavar="A,B"),
+    names: str = option("Task", "Names for its tasks, in order.", default="", metavar="A,B"),
     raw_pixels: bool | None = option(
-        MODEL,
+        "Model",
         "Whether it was trained on raw pixels from 0 to 1. Known for the published ones.",
         "--raw-pixels/--normalised-pixels",
         show_default=False,
@@ -155,18 +144,18 @@ def convert(
 @shared.command("push")
 def push_command(
     sources: list[str] = argument("FILE|BUNDLE", "An engram, a bundle, or engrams that fit."),
-    to: str = option(HUB, "The Hub repository.", default=..., metavar="OWNER/NAME"),
+    to: str = option("Hub", "The Hub repository.", default=..., metavar="OWNER/NAME"),
     dry_run: bool = switch(
-        OUTPUT, "Show exactly what would be sent, and send nothing.", "--dry-run"
+        "Output", "Show exactly what would be sent, and send nothing.", "--dry-run"
     ),
-    revision: str | None = option(HUB, "Branch to push to; created if it is new."),
-    private: bool = switch(HUB, "Create the repository as private, if it is new.", "--private"),
+    revision: str | None = option("Hub", "Branch to push to; created if it is new."),
+    private: bool = switch("Hub", "Create the repository as private, if it is new.", "--private"),
     license: str | None = option(_CARD, "Licence on the card, such as apache-2.0."),
     backbone: str | None = option(
         _CARD, "Hub id where others find the backbone.", metavar="OWNER/NAME"
     ),
-    message: str | None = option(HUB, "Commit message."),
-    replace: bool = switch(HUB, "Delete other engrams in the repository.", "--replace"),
+    message: str | None = option("Hub", "Commit message."),
+    replace: bool = switch("Hub", "Delete other engrams in the repository.", "--replace"),
     *,
     progress: Watch,
 ) -> Description:

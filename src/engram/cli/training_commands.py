@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engram.cli import shared
-from engram.cli.flags import DATA, TASK, TRAINING, among, numbers, option, switch
+from engram.cli.flags import among, numbers, option, switch
 from engram.cli.terminal import Watch, announce
 from engram.cli.words_option import fit_with_images, fit_without_images, refuse_beside
 from engram.errors import EngramError, Interrupted
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from engram.util.progress import Progress
 
 TrainResult = TypeVar("TrainResult", bound="Result")
-TASK_NAME = option(TASK, "Name of the task.", "--task", default=...)
+TASK_NAME = option("Task", "Name of the task.", "--task", default=...)
 _REGIME_HELP = (
     "Which parameters train, and whether attention is masked; auto tries those that leave the "
     f"backbone alone (auto, {', '.join(REGIMES)}; default: auto, or {TaskSettings().regime} "
     "with --recipe paper or --seeds)."
 )
 _CELLS = MethodFlags().cells
-_PANELS = {DataOptions: DATA, TaskSettings: TASK, Recipe: TRAINING, RunOptions: TRAINING}
+_PANELS = {DataOptions: "Data", TaskSettings: "Task", Recipe: "Training", RunOptions: "Training"}
 
 
 @shared.command("fit", _PANELS, work="starting", threads=True)
@@ -44,26 +44,28 @@ def fit_command(
     out: Path = shared.OUT_ENGRAM,
     data: str | None = shared.OPTIONAL_DATA,
     words: str | None = option(
-        TASK,
+        "Task",
         "Make the classes of texts, with a CLIP or SigLIP as --backbone: a file of lines, or "
         "a list. Images are not needed; a few improve it.",
         metavar="TEXT=CLASS,…|FILE",
     ),
-    regime: str | None = option(TASK, _REGIME_HELP, autocompletion=among(("auto", *REGIMES))),
-    seeds: int | None = option(TRAINING, "Train this many seeds and keep the best (default: 1)."),
+    regime: str | None = option("Task", _REGIME_HELP, autocompletion=among(("auto", *REGIMES))),
+    seeds: int | None = option("Training", "Train this many seeds and keep the best (default: 1)."),
     more: bool = switch(
-        TASK, "Teach the task in --from more classes, from images of these alone.", "--add-classes"
+        "Task",
+        "Teach the task in --from more classes, from images of these alone.",
+        "--add-classes",
     ),
     old: str | None = option(
-        TASK, "The engram that gets more classes, with --add-classes.", "--from", metavar="FILE"
+        "Task", "The engram that gets more classes, with --add-classes.", "--from", metavar="FILE"
     ),
     soup: int | None = option(
-        TRAINING,
+        "Training",
         "Train at this many learning rates around the default or --lr, and average the "
         "best if validation says that it helps (default: none).",
     ),
     own_pass: bool = switch(
-        TASK,
+        "Task",
         "With auto: try memory, adapter and full as well, which take longer and answer in no "
         "pass with other tasks.",
         "--own-pass",
@@ -191,14 +193,16 @@ def sweep_command(
     task: str = TASK_NAME,
     out: Path = shared.OUT_ENGRAM,
     cells: str | None = option(
-        TASK, f"Numbers of memory cells (default: {_CELLS}).", metavar="A,B"
+        "Task", f"Numbers of memory cells (default: {_CELLS}).", metavar="A,B"
     ),
-    lr: str | None = option(TRAINING, "Learning rates.", metavar="A,B"),
-    weight_decay: str | None = option(TRAINING, "Weight decays.", metavar="A,B"),
-    seeds: int | None = option(TRAINING, "Seeds for every combination (default: 1)."),
-    refit: bool = switch(TRAINING, "Train the best again, validation images included.", "--refit"),
+    lr: str | None = option("Training", "Learning rates.", metavar="A,B"),
+    weight_decay: str | None = option("Training", "Weight decays.", metavar="A,B"),
+    seeds: int | None = option("Training", "Seeds for every combination (default: 1)."),
+    refit: bool = switch(
+        "Training", "Train the best again, validation images included.", "--refit"
+    ),
     soup: int | None = option(
-        TRAINING,
+        "Training",
         "Average up to this many of the best variants of one seed and number of cells, "
         "if validation says that it helps (default: none).",
     ),
@@ -231,17 +235,17 @@ def sweep_command(
     return _ended(Description(document, rows, *table), stopped)
 
 
-@shared.command("teach", {ColumnOptions: DATA}, work="starting", threads=True)
+@shared.command("teach", {ColumnOptions: "Data"}, work="starting", threads=True)
 def teach_command(
     data: str = shared.DATA_ARGUMENT,
     out: Path = shared.OUT_ENGRAM,
-    task: str | None = option(TASK, "Name of the task (default: that of --from).", "--task"),
+    task: str | None = option("Task", "Name of the task (default: that of --from).", "--task"),
     old: str | None = option(
-        TASK, "A taught engram that learns these images, too.", "--from", metavar="FILE"
+        "Task", "A taught engram that learns these images, too.", "--from", metavar="FILE"
     ),
-    forget: bool = switch(TASK, "Let the task in --from forget these images.", "--forget"),
+    forget: bool = switch("Task", "Let the task in --from forget these images.", "--forget"),
     statistics: str = option(
-        TASK,
+        "Task",
         "Keep statistics of the images' features, for familiarity, and to learn more, forget "
         "and merge later (on, off).",
         default="on",

@@ -41,18 +41,19 @@ from engram.util.progress import Progress, labelled, silent
 from engram.util.text import Description
 from engram.vit import ViT
 
+#: Of the adapters. Table 4 says "bottleneck 5" and counts 737K parameters for a B/16, which is what
+#: this gives with one adapter for attention and one for the MLP.
+ADAPTER_WIDTH = 20
+
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of a table: a method and its settings."""
+    """A row of a table: a method, its settings, and the learning rates to try."""
 
     method: type[Method]
     cells: int = 0
     update: str = "fresh"
-    #: Of the adapters. Table 4 says "bottleneck 5" and counts 737K parameters for a B/16, which is
-    #: what width 20 gives with one adapter for attention and one for the MLP.
-    width: int = 20
-    own_rates: tuple[float, ...] = ()
+    lrs: tuple[float, ...] = ()  # the grid of the method, if empty
 
     @property
     def name(self) -> str:
@@ -63,17 +64,14 @@ class TableRow:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings of its method, apart from the cells."""
-        known = self.method.setting_names()
-        given = {"update": self.update, "adapter_width": self.width}
-        return {name: value for name, value in given.items() if name in known}
+        given = {"update": self.update, "adapter_width": ADAPTER_WIDTH}
+        return {k: v for k, v in given.items() if k in self.method.setting_names()}
 
     @property
     def rates(self) -> tuple[float, ...]:
         """Full fine-tuning needs small learning rates; memory is stable at large ones."""
-        if self.own_rates:
-            return self.own_rates
         small = self.method.rates["sgd"] < 0.1
-        return (0.003, 0.01, 0.03, 0.1) if small else (0.03, 0.1, 0.3, 1.0)
+        return self.lrs or ((0.003, 0.01, 0.03, 0.1) if small else (0.03, 0.1, 0.3, 1.0))
 
 
 _FIVE = TableRow(FullMemory, 5)
@@ -91,10 +89,9 @@ TABLES: Mapping[str, Sequence[TableRow]] = {
     ),
     "2b": (_FIVE, TableRow(FullMemory, 5, "propagate"), TableRow(FullMemory, 5, "add")),
     "4.4": (_FIVE, TableRow(Masked, 5)),
-    "rates": (
-        TableRow(FullTuning, own_rates=_RATES),
-        TableRow(FullMemory, 5, own_rates=_RATES),
-        TableRow(Head, own_rates=_RATES),
+    "rates": tuple(
+        TableRow(method, cells, lrs=_RATES)
+        for method, cells in ((FullTuning, 0), (FullMemory, 5), (Head, 0))
     ),
 }
 #: Table 2, ViT-B/32, ImageNet-21k.
@@ -142,35 +139,27 @@ class Reproduction:
 
     def plan(self) -> Description:
         """Describe what would be trained; needs neither data nor backbone."""
-        recipe, document = self.recipe, list[dict[str, Any]]()
+        recipe, document, table = self.recipe, list[dict[str, Any]](), list[tuple[str, ...]]()
+        length = f"{recipe.steps:,} steps" if recipe.steps else f"{recipe.epochs} epochs"
         for row in TABLES[self.table]:
-            rates = self._rates(row)
-            variants = grid_of(
-                recipe, row.method.name, lrs=rates, cells=[row.cells], seeds=self.seeds
-            )
+            rates, regime = self._rates(row), row.method.name
+            runs = len(grid_of(recipe, regime, lrs=rates, cells=[row.cells], seeds=self.seeds))
+            paper = self._paper(row.name)
             document.append(
                 {
                     "row": row.name,
-                    "regime": row.method.name,
+                    "regime": regime,
                     "cells": row.cells,
                     "update": row.update,
                     "rates": rates,
                     "seeds": self.seeds,
-                    "runs": len(variants),
+                    "runs": runs,
                     "steps": recipe.steps or None,
-                    "paper": self._paper(row.name),
+                    "paper": paper,
                 }
             )
-        length = f"{recipe.steps:,} steps" if recipe.steps else f"{recipe.epochs} epochs"
-        table = tuple(
-            (
-                row["row"],
-                ", ".join(f"{rate:g}" for rate in row["rates"]),
-                f"{row['runs']} x {length}",
-                _percent(row["paper"]),
-            )
-            for row in document
-        )
+            shown = ", ".join(f"{rate:g}" for rate in rates)
+            table.append((row.name, shown, f"{runs} x {length}", _percent(paper)))
         about = [
             ("dataset", self.dataset),
             ("recipe", f"{recipe.optimizer}, batch {recipe.batch}, {recipe.augment} crops"),
