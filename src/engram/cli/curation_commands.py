@@ -79,7 +79,7 @@ def check_command(
         announce=announce, progress=progress,
     )  # fmt: skip
     model = MemoryViT(vit)
-    found = check(model, splits, recipe=Recipe(workers=workers), progress=progress)
+    found = check(model, splits, Recipe(workers=workers), progress)
     if csv is not None:
         write_csv(found, csv)
     if out is not None:

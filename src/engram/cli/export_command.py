@@ -67,16 +67,14 @@ def export_command(
     from engram.export.write import check_output_path, export_onnx, export_torch
     from engram.inference.engine import load_model
 
-    if (out is None) == (web is None):
+    target = out or web
+    if target is None or (out and web):
         raise EngramError("Give -o, a file to write, or --web, a folder for a page; one of them.")
-    if web is None and runtime is not None:
+    if runtime and not web:
         raise EngramError("--runtime is for --web, a page that runs in a browser.")
-    if out is None:
-        assert web is not None
-        check_site_folder(web, overwrite)
-        kind = "web"
-    else:
-        kind = check_output_path(out, overwrite)
+    if web:
+        check_site_folder(target, overwrite)
+    kind = "web" if web else check_output_path(target, overwrite)
     if kind != "torch":
         require_onnx()
     elif int8:
@@ -97,21 +95,20 @@ def export_command(
         }
 
     before = measure(None, "before")
-    progress(f"writing {out or web} and checking it", 0, 0)
+    progress(f"writing {target} and checking it", 0, 0)
     made: Export | WebExport
     engine: Engine
-    if out is None:
-        assert web is not None
+    if web:
         weights = {None: "float16", True: "int8", False: "float32"}[int8]
         made = export_web(
-            model, web, weights=weights, tasks=names, runtime=runtime, overwrite=overwrite
+            model, target, weights=weights, tasks=names, runtime=runtime, overwrite=overwrite
         )
         engine = OnnxModel(made.model)
     elif kind == "onnx":
-        made = export_onnx(model, out, int8=bool(int8), tasks=names)
+        made = export_onnx(model, target, int8=bool(int8), tasks=names)
         engine = OnnxModel(made.path)
     else:
-        made = export_torch(model, out, tasks=names)
+        made = export_torch(model, target, tasks=names)
         engine = TorchProgram(made.path)
     after = measure(engine, "after")
     return _describe_export(model, made, before, after)

@@ -100,14 +100,11 @@ class Check:
         return 2 * len(self.tiny) > self.images
 
 
-def check(
-    model: MemoryViT, splits: Splits, *, recipe: Recipe | None = None, progress: Progress = silent
-) -> Check:
+def check(model: MemoryViT, splits: Splits, recipe: Recipe, progress: Progress = silent) -> Check:
     """Look at all images of a dataset with the backbone of a model, whatever its tasks are.
 
     The recipe says how large the cache may get, and how many processes decode images.
     """
-    recipe = recipe or Recipe()
     found = image_features(model, splits, recipe, progress)
     progress("comparing images", 0, 0)
     copies, frames = near_duplicates(found, progress)

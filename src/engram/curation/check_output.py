@@ -6,7 +6,6 @@ import csv
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -204,89 +203,75 @@ def write_csv(check: Check, path: Path) -> None:
 # The page
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """Findings of one kind, and how the page shows them."""
-
-    section: str
-    title: str
-    columns: Sequence[str]
-    note: str
-    found: Sequence[Finding]
-    words: Callable[[Finding], str]  # about one
-
-
 def write_page(check: Check, model: MemoryViT, path: Path) -> Path:
+    """Write the page: the most suspicious images first, next to what speaks for it."""
 
     @cache
     def picture(sample: Sample) -> Thumbnail:
         alt = f"{short_name(check, sample)}: {label_words(*sample)}"
         return thumbnail(backbone_view(model, *sample), alt)
 
-    sections = [
-        Section("summary", "Summary", [Facts(list(summary(check)))]),
-        *(_image_section(check, kind, picture) for kind in _kinds(check)),
-        _classes(check),
-        _files(check),
-    ]
+    def images(
+        found: Sequence[Finding], columns: Sequence[str], words: Callable[[Finding], str], note: str
+    ) -> list[Content]:
+        """A table of the first findings, with their images; nothing where there are none."""
+        rows = []
+        for one in found[:_ON_PAGE]:
+            shown = [picture(sample) for sample in (one.sample, *one.others)[:_ACROSS]]
+            rows.append(ImageRow(words(one), shown, short_name(check, one.sample)))
+        if len(found) > _ON_PAGE:
+            note += f" The first {_ON_PAGE} of {len(found):,}; --csv writes all of them."
+        return [ImageTable(columns, rows, note, "findings")] if rows else []
+
+    labels = images(
+        check.labels,
+        ["image", "nearest"],
+        lambda one: (
+            f"{label_words(*one.sample)}, or {one.suggested}? ({one.score:,.0f} times likelier)"
+        ),
+        "The label that an image has, and the one that heads suggest which did not learn from it; "
+        "beside it, the nearest images of the suggested class.",
+    )
+    leaks = images(
+        check.leaks,
+        ["image", "in the other split"],
+        lambda one: f"{one.sample[0].split}, and {one.others[0][0].split} ({one.kind})",
+        "Images of one split that show the picture or the scene of an image of an earlier one: "
+        "what is measured on them flatters.",
+    )
+    duplicates = images(
+        check.duplicates,
+        ["images"],
+        lambda one: f"{1 + len(one.others)} {one.kind} ({_labels_of((one.sample, *one.others))})",
+        "Copies are one picture, stored again, resized, cropped or mirrored; frames are images of "
+        "one scene. fit keeps both in one fold.",
+    )
+    outliers = images(
+        check.outliers,
+        ["image", "nearest"],
+        lambda one: f"{label_words(*one.sample)} ({one.score:.1f} deviations)",
+        "Images that are far from all others, and the nearest one.",
+    )
     return write_sections(
         path,
         title=f"{without_folder(check.splits.name)}: what to look at in the data",
         lead="What heads and features of the backbone find suspicious is often right, and not "
         "always: look before you change a label or remove an image.",
-        sections=sections,
+        sections=[
+            Section("summary", "Summary", [Facts(list(summary(check)))]),
+            Section("labels", "Labels that look wrong", labels),
+            Section("leaks", "Images in two splits", leaks),
+            Section("duplicates", "Near-duplicates", duplicates),
+            Section("outliers", "Outliers", outliers),
+            _classes(check),
+            _files(check),
+        ],
         backbone=model.backbone,
     )
 
 
-def _kinds(check: Check) -> Iterator[_Shown]:
-    """Everything that is shown with images."""
-    yield _Shown(
-        "labels", "Labels that look wrong", ["image", "nearest"],
-        "The label that an image has, and the one that heads suggest which did not learn from it; "
-        "beside it, the nearest images of the suggested class.",
-        check.labels,
-        lambda one: (
-            f"{label_words(*one.sample)}, or {one.suggested}? ({one.score:,.0f} times likelier)"
-        ),
-    )  # fmt: skip
-    yield _Shown(
-        "leaks", "Images in two splits", ["image", "in the other split"],
-        "Images of one split that show the picture or the scene of an image of an earlier one: "
-        "what is measured on them flatters.",
-        check.leaks,
-        lambda one: f"{one.sample[0].split}, and {one.others[0][0].split} ({one.kind})",
-    )  # fmt: skip
-    yield _Shown(
-        "duplicates", "Near-duplicates", ["images"],
-        "Copies are one picture, stored again, resized, cropped or mirrored; frames are images of "
-        "one scene. fit keeps both in one fold.",
-        check.duplicates,
-        lambda one: f"{1 + len(one.others)} {one.kind} ({_labels_of((one.sample, *one.others))})",
-    )  # fmt: skip
-    yield _Shown(
-        "outliers", "Outliers", ["image", "nearest"],
-        "Images that are far from all others, and the nearest one.",
-        check.outliers,
-        lambda one: f"{label_words(*one.sample)} ({one.score:.1f} deviations)",
-    )  # fmt: skip
-
-
 def _labels_of(samples: Sequence[Sample]) -> str:
     return " and ".join(sorted({label_words(*sample) for sample in samples}))
-
-
-def _image_section(check: Check, kind: _Shown, picture: Callable[[Sample], Thumbnail]) -> Section:
-    """A table of the first findings, with their images; nothing where there are none."""
-    rows = []
-    for one in kind.found[:_ON_PAGE]:
-        images = [picture(sample) for sample in (one.sample, *one.others)[:_ACROSS]]
-        rows.append(ImageRow(kind.words(one), images, short_name(check, one.sample)))
-    note, count = kind.note, len(kind.found)
-    if count > _ON_PAGE:
-        note += f" The first {_ON_PAGE} of {count:,}; --csv writes all of them."
-    table: list[Content] = [ImageTable(kind.columns, rows, note, "findings")]
-    return Section(kind.section, kind.title, table if rows else [])
 
 
 def _classes(check: Check) -> Section:

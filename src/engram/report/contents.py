@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from engram.report.images import Thumbnail
 from engram.util.charts import Chart
@@ -93,10 +92,6 @@ class Mistake:
     output: str = ""  # which of several outputs is wrong
     confidence: str = ""
 
-    @property
-    def name(self) -> str:
-        return Path(self.path).name
-
 
 @dataclass(frozen=True)
 class Mistakes(Content):
@@ -112,10 +107,6 @@ class Picture:
     path: str
     title: str
     lines: Sequence[str] = ()
-
-    @property
-    def name(self) -> str:
-        return Path(self.path).name
 
 
 @dataclass(frozen=True)
