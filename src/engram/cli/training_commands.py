@@ -117,11 +117,13 @@ def fit_command(
     if wrong:
         looks = "label looks" if wrong == 1 else "labels look"
         rows.append(("labels", f"{wrong:,} {looks} wrong: engram check {data}"))
-    table: Any = ((), ())
+    found = Description(document, rows, problem=stopped, code=130 if stopped else 0)
     if isinstance(result, AutoResult):
         rows += [("own pass", result.own_pass)] if result.own_pass else []
-        table = result.table(job.model.task(task).kind)
-    return _ended(Description(document, [*rows, report], *table), stopped)
+        columns, table = result.table(job.model.task(task).kind)
+        found = replace(found, columns=columns, table=table)
+    rows.append(report)
+    return found
 
 
 def _or_best_so_far(job: TrainingJob, train: Callable[[], TrainResult]) -> tuple[TrainResult, str]:
@@ -135,11 +137,6 @@ def _or_best_so_far(job: TrainingJob, train: Callable[[], TrainResult]) -> tuple
         if result.task not in job.model.tasks:
             job.model.attach(str(result.path))
         return result, str(stopped)
-
-
-def _ended(found: Description, stopped: str) -> Description:
-    """The result of a run that may have been stopped."""
-    return replace(found, problem=stopped, code=130) if stopped else found
 
 
 def _check_add_classes(add: bool, old: str | None, given: Mapping[str, Any]) -> None:
@@ -231,8 +228,9 @@ def sweep_command(
     progress.say(job.opening(task, job.settings.regime))
     result, stopped = _or_best_so_far(job, lambda: job.sweep(task, out, progress, **grid))
     document, rows = _reported(job, result, progress, grid["refit"] and not result.interrupted)
-    table = result.table(job.model.task(result.task).kind)
-    return _ended(Description(document, rows, *table), stopped)
+    columns, table = result.table(job.model.task(result.task).kind)
+    code = 130 if stopped else 0
+    return Description(document, rows, columns, table, problem=stopped, code=code)
 
 
 @shared.command("teach", {ColumnOptions: "Data"}, work="starting", threads=True)
