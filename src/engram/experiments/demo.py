@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -30,12 +31,12 @@ from engram.data.folds import split_validation
 from engram.data.scenes import scene_splits
 from engram.experiments.demo_output import DEMO, demo_folder, write_results
 from engram.experiments.timing import Case, compare
-from engram.experiments.unmasked import remove_mask
 from engram.images.decode import Pixels
 from engram.inference.engine import load_model
 from engram.inference.evaluate import Answers, answers
 from engram.inference.predict import predict
 from engram.methods import Base
+from engram.methods.forward import full_attention
 from engram.model import MemoryViT
 from engram.report.contents import Bar, Bars, Picture, Pictures, Section, Table, Text
 from engram.report.costs_section import costs_by_task
@@ -332,11 +333,63 @@ class Demo:
         self.console.print(table)
 
 
+# Proofs
+
+
 @torch.inference_mode()
 def base_is_identical(model: MemoryViT, plain: ViT, batches: Iterable[Tensor]) -> bool:
     """Whether base equals, bit for bit, the logits of the plain backbone, which has no tasks."""
     same = [torch.equal(model(batch, exact=True)[Base.name], plain(batch)) for batch in batches]
     return all(same) and plain.fingerprint == model.backbone.fingerprint
+
+
+@torch.inference_mode()
+def remove_mask(
+    model: MemoryViT, task: str, test: Dataset, batches: Iterable[Tensor]
+) -> dict[str, Any]:
+    """The accuracy of a task as others are added, with the mask of Table 1 and without it.
+
+    And how many answers of the backbone change if its own tokens read all cells.
+    """
+    backbone, others = model.backbone, [name for name in model.tasks if name != task]
+    # Beside the task stand copies of it that read the others, as if it extended them.
+    steps = {f"{task}-{count}": others[:count] for count in range(len(others) + 1)}
+    beside = MemoryViT(backbone).eval()
+    for name in (*others, task):
+        _attach(beside, model, name, name)
+    for copy, added in steps.items():
+        _attach(beside, model, task, copy, added)
+    cells = torch.cat([one.input().tensors["cells"] for one in model.tasks.values()], dim=1)
+    assert backbone.head is not None
+    right, changed = defaultdict[str, list[Tensor]](list), list[Tensor]()
+    labels = iter(torch.from_numpy(test.labels))
+    for batch in batches:
+        true = torch.stack([next(labels) for _ in batch])
+        for copy, added in steps.items():
+            found = beside(batch, tasks=[Base.name, *added, task, copy])
+            for key, name in ((copy, copy), (f"{copy}, masked", task)):
+                right[key].append(found[name].argmax(1).cpu() == true)
+        tokens = full_attention(backbone, batch, {"cells": cells})
+        logits = backbone.head(tokens, backbone.norm(tokens))
+        changed.append(logits.argmax(1) != found[Base.name].argmax(1))
+
+    def share(parts: list[Tensor]) -> float:
+        return round(float(torch.cat(parts).float().mean()), 4)
+
+    def step(copy: str) -> dict[str, Any]:
+        masked, unmasked = share(right[f"{copy}, masked"]), share(right[copy])
+        return {"beside": steps[copy], "with_mask": masked, "without_mask": unmasked}
+
+    return {"task": task, "steps": list(map(step, steps)), "base_answers_changed": share(changed)}
+
+
+def _attach(
+    to: MemoryViT, model: MemoryViT, task: str, name: str, reads: Sequence[str] = ()
+) -> None:
+    """Attach a task of a model under another name, as if it extended these and no others."""
+    engram, parents = model.engram(task), {other: to.engram(other).content for other in reads}
+    spec = replace(engram.spec, name=name, extends=tuple(reads))
+    to.attach(replace(engram, spec=spec, parents=parents))
 
 
 def _as_text(pixels: Pixels) -> Line:

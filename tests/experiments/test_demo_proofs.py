@@ -11,8 +11,7 @@ from torch import Tensor
 
 import engram
 from engram.data.scenes import scene_splits
-from engram.experiments.demo import base_is_identical
-from engram.experiments.unmasked import remove_mask
+from engram.experiments.demo import base_is_identical, remove_mask
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT
