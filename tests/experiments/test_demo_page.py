@@ -14,7 +14,7 @@ from engram.report.page import write_sections
 
 
 def html_of(section: Section, folder: Path) -> str:
-    page = write_sections(folder / "r.html", title="Demo", lead="", sections=[section])
+    page = write_sections(folder / "r.html", "Demo", "", [section])
     return page.read_text(encoding="utf-8")
 
 

@@ -17,9 +17,9 @@ from engram.errors import EngramError
 from engram.inference.evaluate import answers
 from engram.model import MemoryViT
 from engram.report.contents import MAX_CLASSES, Links, Section
-from engram.report.page import write_report, write_sections
+from engram.report.page import write_sections
 from engram.report.run_page import MAX_IMAGES, answers_for_report
-from engram.report.task_section import TaskPart
+from engram.report.task_section import TaskPart, task_sections
 
 SUBSECTIONS = ("curves", "confusion", "classes", "mistakes", "attention", "shares")
 SIZES = {"desktop": (1200, 900), "phone": (360, 780)}
@@ -95,7 +95,7 @@ def test_a_path_of_this_machine_stays_here(tmp_path: Path) -> None:
 def test_a_page_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     model, given = answered(noise(2, "ab"))
     with pytest.raises(EngramError, match="cannot be written"):
-        write_report(tmp_path / "none" / "r.html", model, [TaskPart(given)], title="x")
+        write_page(tmp_path / "none" / "r.html", model, given)
 
 
 # In a browser
@@ -122,7 +122,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         given = answers(model, noise(40, classes), name)
         parts.append(TaskPart(given, history_of("classification")))
     path = tmp_path_factory.mktemp("page") / "report.html"
-    return write_report(path, model, parts, title="Two tasks", lead="A lead.")
+    return write_sections(path, "Two tasks", "A lead.", task_sections(model, parts), backbone)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -178,6 +178,6 @@ def test_the_page_prints(browser: Any, report: Path, tmp_path: Path) -> None:
 def test_a_page_may_be_about_no_backbone_and_lead_to_others(tmp_path: Path) -> None:
     links = Links([("flowers", "my flowers.run/report.html")])
     sections = [Section("pages", "Pages", [links])]
-    html = write_sections(tmp_path / "r.html", title="All", lead="", sections=sections).read_text()
+    html = write_sections(tmp_path / "r.html", "All", "", sections).read_text()
     assert 'href="my%20flowers.run/report.html"' in html
     assert "on the backbone" not in html

@@ -92,7 +92,7 @@ def test_a_report_that_fails_costs_no_engram(
     def full(*_: object, **__: object) -> None:
         raise EngramError("The disk is full.")
 
-    monkeypatch.setattr("engram.report.run_page.write_report", full)
+    monkeypatch.setattr("engram.report.run_page.write_sections", full)
     command = "fit data.npz --task t --backbone backbone --epochs 1 --workers 0 -o t.safetensors"
     assert main(command.split()) == 0
     assert "not written: The disk is full" in capsys.readouterr().out

@@ -18,8 +18,8 @@ from engram.images.masks import Legend
 from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
 from engram.report.contents import Section
-from engram.report.page import write_report
-from engram.report.task_section import TaskPart
+from engram.report.page import write_sections
+from engram.report.task_section import TaskPart, task_sections
 from engram.tasks.kinds import KINDS
 from engram.train.sweep import SweepResult
 from engram.train.variants import Setting
@@ -80,10 +80,16 @@ def sweep_of(kind: str, count: int = 1) -> SweepResult:
 
 
 def write_page(
-    path: Path, model: MemoryViT, of: Answers, tried: Section | None = None, **more: Any
+    path: Path,
+    model: MemoryViT,
+    of: Answers,
+    tried: Section | None = None,
+    lead: str = "",
+    first: Sequence[Section] = (),
 ) -> tuple[str, Checker]:
     """The page about these answers, as text and read."""
     part = TaskPart(of, history_of(of.dataset.kind), tried=tried)
-    write_report(path, model, [part], title="A page", **more)
+    sections = [*first, *task_sections(model, [part])]
+    write_sections(path, "A page", lead, sections, model.backbone)
     html = path.read_text(encoding="utf-8")
     return html, Checker(html)

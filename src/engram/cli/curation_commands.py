@@ -64,7 +64,7 @@ def check_command(
     from engram.curation.check import check
     from engram.curation.check_output import describe, write_csv, write_page
     from engram.model import MemoryViT
-    from engram.report.run_page import check_page_path
+    from engram.report.page import check_page_path
     from engram.train.backbone import backbone_for
     from engram.util.files import check_writable
 
@@ -196,7 +196,7 @@ def drift_command(
     """Compare two tables of answers: which tasks see other images than before."""
     from engram.curation.drift import compare, describe, read_answers
     from engram.curation.drift_page import write_drift_page
-    from engram.report.run_page import check_page_path
+    from engram.report.page import check_page_path
 
     if not 0 <= size <= 1:
         raise EngramError(f"--size is {size:g}; it is a share, from 0 to 1.")

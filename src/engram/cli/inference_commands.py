@@ -54,7 +54,7 @@ def eval_command(
 ) -> Description:
     """Measure tasks on data, all of them attached together."""
     from engram.inference.engine import load_model
-    from engram.report.run_page import check_page_path
+    from engram.report.page import check_page_path
     from engram.util.processes import ProcessGroup
 
     if not data:
@@ -151,14 +151,15 @@ def _text(answer: str | list[str]) -> str:
 def _write_report(
     path: Path, model: MemoryViT, answers: Sequence[Answers]
 ) -> list[tuple[str, str]]:
-    from engram.report.page import write_report
-    from engram.report.task_section import TaskPart
+    from engram.report.page import write_sections
+    from engram.report.task_section import TaskPart, task_sections
 
     names = ", ".join(one.task for one in answers)
     splits = " and ".join(dict.fromkeys(one.dataset.split for one in answers))
-    parts = [TaskPart(one) for one in answers]
+    title = f"{names}: how good on the {splits} split"
     try:
-        write_report(path, model, parts, title=f"{names}: how good on the {splits} split")
+        sections = task_sections(model, [TaskPart(one) for one in answers])
+        write_sections(path, title, "", sections, model.backbone)
     except EngramError as error:  # what was measured is shown all the same
         return [("report", f"not written: {error}")]
     return []

@@ -112,12 +112,9 @@ class FarmResult:
             Section("curves", "Curves", [Charts(charts[:_MOST_CHARTS], note)] if charts else []),
         ]
         jobs = counted(len(self.statuses), "job")
-        write_sections(
-            self.folder / "report.html",
-            title=f"The farm {self.folder.name.removesuffix('.farm')}",
-            lead=f"{jobs}: {self.counts}, in {self.seconds:,.0f} seconds.",
-            sections=sections,
-        )
+        title = f"The farm {self.folder.name.removesuffix('.farm')}"
+        lead = f"{jobs}: {self.counts}, in {self.seconds:,.0f} seconds."
+        write_sections(self.folder / "report.html", title, lead, sections)
 
 
 def run_farm(

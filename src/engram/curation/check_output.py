@@ -29,6 +29,10 @@ _LEGEND = (
     "score: how many times likelier the suggested label is; the cosine of the features of two "
     "images; how far an outlier is, in deviations"
 )
+_LEAD = (
+    "What heads and features of the backbone find suspicious is often right, and not always: look "
+    "before you change a label or remove an image."
+)
 _COLUMNS = ("finding", "path", "split", "label", "suggested", "other", "score")
 
 
@@ -252,22 +256,17 @@ def write_page(check: Check, model: MemoryViT, path: Path) -> Path:
         lambda one: f"{label_words(*one.sample)} ({one.score:.1f} deviations)",
         "Images that are far from all others, and the nearest one.",
     )
-    return write_sections(
-        path,
-        title=f"{without_folder(check.splits.name)}: what to look at in the data",
-        lead="What heads and features of the backbone find suspicious is often right, and not "
-        "always: look before you change a label or remove an image.",
-        sections=[
-            Section("summary", "Summary", [Facts(list(summary(check)))]),
-            Section("labels", "Labels that look wrong", labels),
-            Section("leaks", "Images in two splits", leaks),
-            Section("duplicates", "Near-duplicates", duplicates),
-            Section("outliers", "Outliers", outliers),
-            _classes(check),
-            _files(check),
-        ],
-        backbone=model.backbone,
-    )
+    sections = [
+        Section("summary", "Summary", [Facts(list(summary(check)))]),
+        Section("labels", "Labels that look wrong", labels),
+        Section("leaks", "Images in two splits", leaks),
+        Section("duplicates", "Near-duplicates", duplicates),
+        Section("outliers", "Outliers", outliers),
+        _classes(check),
+        _files(check),
+    ]
+    title = f"{without_folder(check.splits.name)}: what to look at in the data"
+    return write_sections(path, title, _LEAD, sections, model.backbone)
 
 
 def _labels_of(samples: Sequence[Sample]) -> str:

@@ -46,7 +46,7 @@ def write_drift_page(path: Path, drift: Drift) -> None:
     sections = [Section("all", "All tasks", [Facts(facts), table])]
     for name in dict.fromkeys(one.task for one in drift.comparisons):
         sections.append(Section(f"task-{name}", name, list(_contents(name, drift))))
-    write_sections(path, title="Drift", lead=lead, sections=sections)
+    write_sections(path, "Drift", lead, sections)
 
 
 def _contents(name: str, drift: Drift) -> Iterator[Content]:

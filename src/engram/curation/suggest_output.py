@@ -19,8 +19,7 @@ from engram.inference.bulk.table_formats import Csv
 from engram.model import MemoryViT
 from engram.report.contents import Facts, Picture, Pictures, Section
 from engram.report.images import Thumbnail, thumbnail
-from engram.report.page import write_sections
-from engram.report.run_page import check_page_path
+from engram.report.page import check_page_path, write_sections
 from engram.tasks.spec import TaskSpec
 from engram.util.files import check_writable, make_folder, write_atomically
 from engram.util.text import counted, utf8
@@ -116,7 +115,7 @@ def _write_sheet(path: Path, suggestions: Suggestions, thumbnails: Mapping[int, 
     section = Section("images", "Images to label next", [Facts(facts), Pictures(pictures, note)])
     title = f"{suggestions.task}: what to label next" if suggestions.task else "What to label first"
     lead = suggestions.note[:1].upper() + suggestions.note[1:]
-    write_sections(path, title=title, lead=lead and f"{lead}.", sections=[section])
+    write_sections(path, title, lead and f"{lead}.", [section])
 
 
 def _lines(one: Suggestion) -> list[str]:

@@ -41,8 +41,8 @@ from engram.model import MemoryViT
 from engram.report.contents import Bar, Bars, Picture, Pictures, Section, Table, Text
 from engram.report.costs_section import costs_by_task
 from engram.report.images import backbone_views, thumbnail
-from engram.report.page import write_report
-from engram.report.task_section import TaskPart
+from engram.report.page import write_sections
+from engram.report.task_section import TaskPart, task_sections
 from engram.store.compose import compose
 from engram.train.fit import fit
 from engram.train.recipe import Recipe
@@ -128,8 +128,9 @@ class Demo:
         with self.bars() as progress:
             progress("writing the report", 0, 0)
             parts = [TaskPart(self.answers[name], self.trained[name].history) for name in self.data]
-            title, page = "One frozen ViT, three engrams", self.folder / "report.html"
-            write_report(page, model, parts, title=title, lead=_LEAD, first=self.sections)
+            sections, page = task_sections(model, parts), self.folder / "report.html"
+            title = "One frozen ViT, three engrams"
+            write_sections(page, title, _LEAD, [*self.sections, *sections], model.backbone)
         results["seconds"] = round(time.perf_counter() - start, 1)
         self._end(results["seconds"])
         return results

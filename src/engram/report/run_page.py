@@ -12,8 +12,8 @@ from engram.errors import EngramError
 from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
 from engram.report.contents import Section, Table
-from engram.report.page import write_report
-from engram.report.task_section import TaskPart
+from engram.report.page import write_sections
+from engram.report.task_section import TaskPart, task_sections
 from engram.tasks.kind import Kind
 from engram.tasks.kinds import KINDS
 from engram.tasks.metrics import shown
@@ -24,7 +24,6 @@ from engram.train.run import run_folder
 from engram.train.sweep import SweepResult
 from engram.train.trackers import history_rows
 from engram.train.validation import with_held_out
-from engram.util.files import check_writable
 from engram.util.text import counted
 
 MAX_IMAGES = 1000  # that a task answers for a report after training
@@ -38,15 +37,6 @@ _TOGETHER = (
     "Of the tasks that were trained, not solved: at each step the one that was best then. Where "
     "another takes over, a curve may jump."
 )
-
-
-def check_page_path(path: Path) -> None:
-    """Refuse a path where a page cannot be written, or would replace anything but a page."""
-    check_writable(path)
-    if path.exists():
-        with open(path, "rb") as file:
-            if not file.read(15).lower().startswith(b"<!doctype html"):
-                raise EngramError(f"{path} exists and is not an HTML page; choose another name.")
 
 
 def write_run_report(
@@ -86,8 +76,8 @@ def write_run_report(
         note = _TOGETHER if isinstance(result, AutoResult) else ""
         tried = tried_section(result, KINDS[splits.kind])
         part = TaskPart(given, read_history(folder / "history.csv"), note, tried)
-        title = f"{result.task}: what it learned"
-        page = write_report(folder / "report.html", model, [part], title=title, lead=lead)
+        page, title = folder / "report.html", f"{result.task}: what it learned"
+        write_sections(page, title, lead, task_sections(model, [part]), model.backbone)
     except EngramError as error:  # the engram is written, and that is what was asked for
         return f"not written: {error}"
     return str(page)

@@ -1,4 +1,4 @@
-"""The section of one task: its metrics, how it was trained, its predictions, its attention."""
+"""Sections about tasks: metrics, how each was trained, its predictions, its attention."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from engram.report.contents import (
     Section,
     Text,
 )
+from engram.report.costs_section import costs_section
 from engram.report.findings import FINDINGS
 from engram.report.images import backbone_views, paint_attention, thumbnail
 from engram.store.portable import data_name
@@ -44,6 +45,12 @@ class TaskPart:
     history: Sequence[Mapping[str, float]] = ()
     history_note: str = ""
     tried: Section | None = None  # what auto or a sweep compared
+
+
+def task_sections(model: MemoryViT, parts: Sequence[TaskPart]) -> list[Section]:
+    """The sections of a page about tasks: how good each of them is and why, and what they cost."""
+    specs = [model.task(part.answers.task).spec for part in parts]
+    return [*(task_section(model, part) for part in parts), costs_section(model, specs)]
 
 
 def task_section(model: MemoryViT, part: TaskPart) -> Section:
