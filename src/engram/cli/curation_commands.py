@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from engram.cli import shared
 from engram.cli.arguments import model_of
@@ -16,11 +14,7 @@ from engram.inference.bulk.bulk_settings import PoolSettings
 from engram.train.options import DataOptions
 from engram.train.recipe import Recipe
 from engram.util.settings import Given
-from engram.util.text import Description, counted
-
-if TYPE_CHECKING:
-    from engram.curation.suggest import Suggestions
-
+from engram.util.text import Description
 
 _NO_TASK = (
     "No task was given; give --task FILE.safetensors, or --backbone to choose the first images to "
@@ -129,7 +123,12 @@ def suggest_command(
 ) -> Description:
     """Choose the images to label next: those that a task is unsure about, all different."""
     from engram.curation.suggest import suggest, task_to_ask
-    from engram.curation.suggest_output import check_folders, check_out, write_suggestions
+    from engram.curation.suggest_output import (
+        check_folders,
+        check_out,
+        describe,
+        write_suggestions,
+    )
 
     if count < 1:
         raise EngramError(f"--count is {count}; choose at least 1 image.")
@@ -142,39 +141,7 @@ def suggest_command(
         check_folders(folders, None if name is None else model.task(name).spec)
     found = suggest(model, pool, count, settings, labelled or (), progress)
     write_suggestions(found, model, pool, settings, out or (), folders)
-    return _suggestions(found, out or (), folders)
-
-
-def _suggestions(found: Suggestions, out: Sequence[Path], folders: Path | None) -> Description:
-    from engram.curation.suggest_output import suggestion_row
-
-    suggested = [suggestion_row(one) for one in found.chosen]
-    document = {
-        "images": found.images,
-        "unreadable": found.failed,
-        "labelled_already": found.known,
-        "task": found.task,
-        "suggested": suggested,
-    }
-    rows = [("pool", counted(found.images, "image"))]
-    if found.failed:
-        reason = next(iter(found.failed.values()))
-        rows.append(("unreadable", f"{len(found.failed):,}, left out, such as {reason}"))
-    if found.known:
-        rows.append(("labelled already", f"{counted(found.known, 'image')}, left out"))
-    rows.append(("to label", counted(len(found.chosen), "image")))
-    rows += [("written", str(path)) for path in out]
-    if folders is not None:
-        rows.append(("to sort", f"{folders}: move every image into the folder of its class"))
-    columns = ["image", "answer", "uncertainty", "familiarity", "copies"]
-    columns = [name for name in columns if any(row[name] not in (None, 0) for row in suggested)]
-    table = tuple(tuple(_cell(row[name]) for name in columns) for row in suggested)
-    legend = [found.note] if found.note else []
-    return Description(document, rows, columns, table, legend)
-
-
-def _cell(value: object) -> str:
-    return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+    return describe(found, out or (), folders)
 
 
 @shared.command("drift")

@@ -22,7 +22,7 @@ from engram.report.images import Thumbnail, thumbnail
 from engram.report.page import check_page_path, write_sections
 from engram.tasks.spec import TaskSpec
 from engram.util.files import check_writable, make_folder, write_atomically
-from engram.util.text import counted, utf8
+from engram.util.text import Description, counted, utf8
 
 MOST_SHOWN = 500  # images of a contact sheet
 _COLUMNS = ("image", "answer", "uncertainty", "familiarity", "copies")
@@ -43,6 +43,35 @@ def suggestion_row(one: Suggestion) -> dict[str, object]:
     uncertainty = None if one.uncertainty is None else round(one.uncertainty, 4)
     values = one.item.name, one.answer or None, uncertainty, one.familiarity, one.copies
     return dict(zip(_COLUMNS, values, strict=True))
+
+
+def describe(found: Suggestions, out: Sequence[Path], folders: Path | None) -> Description:
+    """The suggestions as a document, rows and a table, with the files that were written."""
+    suggested = [suggestion_row(one) for one in found.chosen]
+    document = {
+        "images": found.images,
+        "unreadable": found.failed,
+        "labelled_already": found.known,
+        "task": found.task,
+        "suggested": suggested,
+    }
+    rows = [("pool", counted(found.images, "image"))]
+    if found.failed:
+        reason = next(iter(found.failed.values()))
+        rows.append(("unreadable", f"{len(found.failed):,}, left out, such as {reason}"))
+    if found.known:
+        rows.append(("labelled already", f"{counted(found.known, 'image')}, left out"))
+    rows.append(("to label", counted(len(found.chosen), "image")))
+    rows += [("written", str(path)) for path in out]
+    if folders is not None:
+        rows.append(("to sort", f"{folders}: move every image into the folder of its class"))
+    columns = [name for name in _COLUMNS if any(row[name] not in (None, 0) for row in suggested)]
+    table = [[_cell(row[name]) for name in columns] for row in suggested]
+    return Description(document, rows, columns, table, [found.note] if found.note else [])
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def write_suggestions(
