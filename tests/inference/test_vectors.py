@@ -24,9 +24,9 @@ ROWS = np.concatenate([part.vectors["base"] for part in PARTS])
 @pytest.mark.parametrize("name", ["v.npz", "v.parquet", "V.NPZ"])
 def test_batches_are_one_file_in_their_order(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    with vector_file(path) as file:
+    with vector_file(path) as add:
         for part in PARTS:
-            file.add(part)
+            add(part)
         assert not path.exists()
     if path.suffix.lower() == ".npz":
         with np.load(path, allow_pickle=False) as archive:
@@ -50,8 +50,8 @@ def test_work_that_fails_leaves_the_old_file(
     path.write_bytes(b"old")
 
     def interrupted() -> None:
-        with vector_file(path) as file:
-            file.add(PARTS[0])
+        with vector_file(path) as add:
+            add(PARTS[0])
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -76,8 +76,8 @@ def test_a_file_that_cannot_hold_vectors_is_refused_before_the_work(
 
 @pytest.mark.parametrize("name", ["v.npz", "v.parquet"])
 def test_names_of_images_may_be_no_utf8(tmp_path: Path, name: str) -> None:
-    with vector_file(tmp_path / name) as file:
-        file.add(Embeddings(("\udcff.png",), ("",), ("",), {"base": ROWS[:1]}))
+    with vector_file(tmp_path / name) as add:
+        add(Embeddings(("\udcff.png",), ("",), ("",), {"base": ROWS[:1]}))
     if name == "v.npz":
         names = np.load(tmp_path / name)["path"].tolist()
     else:

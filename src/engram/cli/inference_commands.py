@@ -265,7 +265,7 @@ def embed_command(
     names = model.embedding_names(tasks or None)
     check_names(names)
     engine = TorchEngine(model, device=ProcessGroup(device).device, precision=precision)
-    with vector_file(out) as file:
+    with vector_file(out) as add:
         for part in embed_batches(
             engine, datasets, tasks=names, batch=batch, workers=workers,
             progress=partial(progress, "embedding"),
@@ -274,7 +274,7 @@ def embed_command(
             images += len(part.images)
             if part.images:
                 widths = {name: rows.shape[1] for name, rows in part.vectors.items()}
-                file.add(part)
+                add(part)
         if not images:
             reason = next(iter(failed.values()))
             raise EngramError(f"No image can be read, so {out} was not written: {reason}.")

@@ -89,8 +89,8 @@ def embed_texts(texts: Sequence[str], backbone: str | None, out: Path) -> Descri
         raise EngramError(f"--text needs {_TEXT_TOWER}")
     vectors = TextTower(backbone).embed(texts).numpy()
     none = ("",) * len(texts)
-    with vector_file(out) as file:
-        file.add(Embeddings(tuple(texts), none, none, {"text": vectors}))
+    with vector_file(out) as add:
+        add(Embeddings(tuple(texts), none, none, {"text": vectors}))
     width = vectors.shape[1]
     document = {"path": str(out), "backbone": backbone, "texts": list(texts), "width": width}
     rows = [

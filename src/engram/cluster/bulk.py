@@ -21,7 +21,7 @@ import torch
 
 from engram.cluster.connect import ClusterSettings, connected, room
 from engram.errors import EngramError
-from engram.inference.bulk.answering import Answerer, Answering, ItemBatch, Questions, Row
+from engram.inference.bulk.answering import Answering, ItemBatch, Questions, Row
 from engram.inference.bulk.decoders import Decoders
 from engram.inference.bulk.items import Item
 from engram.util.progress import Progress, silent
@@ -128,7 +128,6 @@ class ModelActor:
         if os.path.isdir(home):
             os.chdir(home)
         self._questions, self._roots = questions, roots
-        self._answerer: Answerer | None = None
         self._decoders = Decoders(questions.model.preprocessing, questions.settings.decoders)
         self._decoding, self._answering = Lock(), Lock()
 
@@ -145,5 +144,4 @@ class ModelActor:
         with self._decoding:
             images = list(self._decoders.decoded(items))
         with self._answering:
-            self._answerer = self._answerer or Answerer(self._questions)
-            return self._answerer.rows(images)
+            return self._questions.rows(images)

@@ -73,9 +73,6 @@ class TorchEngine(Engine):
     def with_familiarity(
         self, pixels: Tensor, tasks: Sequence[str], route: Route = None
     ) -> Computed:
-        known = (self.model.task(name).statistics for name in tasks)
-        if route is None and all(statistics is None for statistics in known):
-            return self.run(pixels, tasks), {}
         with self._inference():
             pixels = to_device(pixels, self.device)
             return self.model.with_familiarity(pixels, list(tasks), self.exact, route)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Any
 from urllib.request import urlopen
@@ -86,58 +86,60 @@ def pipeline(
             "backbone is given together with a model, which has its own; leave it out."
         )
     engine = TorchEngine(model, device=ProcessGroup(device).device)
-    return Pipeline(engine, _Options(task, top_k, batch_size).checked(model))
+    return Pipeline(engine, task, top_k, batch_size)
 
 
 @dataclass(frozen=True)
-class _Options:
+class Pipeline:
+    """A bundle as a function of images, with these options unless a call has others."""
+
+    engine: TorchEngine
     task: str | Sequence[str] | None
     top_k: int | None
     batch_size: int
 
-    def checked(self, model: MemoryViT) -> _Options:
+    def __post_init__(self) -> None:
         for name in ("top_k", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise EngramError(f"{name} is {value}; give at least 1.")
-        self.names(model)
-        return self
+        self._names()
 
-    def names(self, model: MemoryViT) -> list[str]:
+    @property
+    def model(self) -> MemoryViT:
+        """The model that answers."""
+        return self.engine.model
+
+    def _names(self) -> list[str]:
         tasks = [self.task] if isinstance(self.task, str) else self.task
-        return answered_names(model, tasks or None)
-
-
-class Pipeline:
-    """A bundle as a function of images; `model` is the model that answers."""
-
-    def __init__(self, engine: TorchEngine, options: _Options) -> None:
-        self.model, self._engine, self._options = engine.model, engine, options
+        return answered_names(self.model, tasks or None)
 
     def __call__(self, images: ImageInput | Iterable[ImageInput], **changed: Any) -> Any:
         """The answer for an image, a list of answers for a list, an iterator for an iterable."""
-        if wrong := changed.keys() - vars(self._options):
-            known = ", ".join(vars(self._options))
-            raise EngramError(f"A pipeline does not take {min(wrong)}; it takes {known}.")
-        options = replace(self._options, **changed).checked(self.model)
+        known = [item.name for item in fields(self)[1:]]
+        if wrong := changed.keys() - set(known):
+            raise EngramError(
+                f"A pipeline does not take {min(wrong)}; it takes {', '.join(known)}."
+            )
+        own = replace(self, **changed)
         if is_one_image(images):
-            return next(self._answers(iter([images]), options))
-        answers = self._answers(each_image(images), options)
+            return next(own._answers(iter([images])))
+        answers = own._answers(each_image(images))
         is_list = isinstance(images, (list, tuple)) or as_array(images) is not None
         return list(answers) if is_list else answers
 
-    def _answers(self, images: Iterator[ImageInput], options: _Options) -> Iterator[Any]:
-        preprocessing, names = self.model.preprocessing, options.names(self.model)
-        one_alone = len(names) == 1 and (options.task is None or isinstance(options.task, str))
+    def _answers(self, images: Iterator[ImageInput]) -> Iterator[Any]:
+        preprocessing, names = self.model.preprocessing, self._names()
+        one_alone = len(names) == 1 and (self.task is None or isinstance(self.task, str))
         numbered = enumerate(images)
-        while some := list(islice(numbered, options.batch_size)):
+        while some := list(islice(numbered, self.batch_size)):
             sources = [_source(image, i) for i, image in some]
             views = [
                 torch.from_numpy(evaluation_view(source, preprocessing, name=name))
                 for name, source in sources
             ]
-            pixels = stack_views(views, preprocessing, self._engine.device)
-            outputs = on_cpu(self._engine.run(pixels, names))
+            pixels = stack_views(views, preprocessing, self.engine.device)
+            outputs = on_cpu(self.engine.run(pixels, names))
             for row, (image, source) in enumerate(sources):
                 answers = {}
                 for name in names:
@@ -146,26 +148,24 @@ class Pipeline:
                         raise EngramError(
                             f"{image}: the output of {name!r} is not finite; train the task again."
                         )
-                    answers[name] = self._answer(name, output, source, options.top_k)
+                    answers[name] = self._answer(name, output, source)
                 yield answers[names[0]] if one_alone else answers
 
-    def _answer(
-        self, name: str, output: Tensor, source: ImageSource, top_k: int | None
-    ) -> list[dict[str, Any]]:
+    def _answer(self, name: str, output: Tensor, source: ImageSource) -> list[dict[str, Any]]:
         """The answer of a task about one image, from its row of the outputs."""
         model, kind = self.model, self.model.task(name).kind
         labels = model.task(name).spec.classes
         if kind.per_pixel:
             classes = _on_image(output, image_size(source), model.preprocessing)
-            masks = {c: np.where(classes == c, 255, 0) for c in np.unique(classes) if c >= 0}
+            masks = {c: np.uint8(255) * (classes == c) for c in np.unique(classes) if c >= 0}
             return [
-                {"score": None, "label": labels[c], "mask": Image.fromarray(mask.astype(np.uint8))}
+                {"score": None, "label": labels[c], "mask": Image.fromarray(mask)}
                 for c, mask in masks.items()
             ]
         scores = kind.scores(output)
         order: Sequence[int] = range(len(labels))
         if kind.ranked:
-            order = scores.argsort(descending=True, stable=True)[:top_k].tolist()
+            order = scores.argsort(descending=True, stable=True)[: self.top_k].tolist()
         return [{"label": labels[i], "score": scores[i].item()} for i in order]
 
 

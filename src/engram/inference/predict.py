@@ -99,16 +99,10 @@ def predict(
                 results[-1]["error"] = str(error)
         if views:
             pixels = stack_views(views, model.preprocessing, processes.device)
-            outputs, familiarity = map(on_cpu, engine.with_familiarity(pixels, names))
-            for i, result in enumerate(good):
-                own = {name: output[i] for name, output in outputs.items()}
-                result["tasks"], problem = answers_about(model, own, top_k)
-                if familiarity:
-                    result["familiarity"] = {
-                        name: shown_familiarity(one[i]) for name, one in familiarity.items()
-                    }
-                if problem:
-                    result["error"] = f"{result['image']}: {problem}"
+            computed = map(on_cpu, engine.with_familiarity(pixels, names))
+            found = results_about(model, [one["image"] for one in good], *computed, top_k)
+            for result, answer in zip(good, found, strict=True):
+                result |= answer
         count(batch)
     shards = processes.gather([results])
     answers = [shards[i % processes.world][i // processes.world] for i in range(len(named))]
@@ -128,6 +122,27 @@ def answered_names(model: MemoryViT, tasks: Sequence[str] | None) -> list[str]:
             "with no classes; ask for tasks. Its embedding is model(pixels)['base']."
         )
     return names
+
+
+def results_about(
+    model: MemoryViT,
+    images: Sequence[str],
+    outputs: Mapping[str, Tensor],
+    familiarity: Mapping[str, Tensor],
+    top_k: int,
+) -> list[dict[str, Any]]:
+    """The answers about a batch of images with these names, as `predict` gives them."""
+    results: list[dict[str, Any]] = []
+    for i, image in enumerate(images):
+        own = {name: output[i] for name, output in outputs.items()}
+        answers, problem = answers_about(model, own, top_k)
+        results.append({"image": image, "tasks": answers})
+        if familiarity:
+            known = {name: shown_familiarity(values[i]) for name, values in familiarity.items()}
+            results[-1]["familiarity"] = known
+        if problem:
+            results[-1]["error"] = f"{image}: {problem}"
+    return results
 
 
 def answers_about(

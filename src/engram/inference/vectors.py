@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 import numpy as np
@@ -40,16 +40,10 @@ def check_names(names: Sequence[str]) -> None:
 
 
 @contextmanager
-def vector_file(path: Path) -> Iterator[_Parquet | _Npz]:
-    """A file of vectors, by its ending; it appears whole at the end, or not at all."""
-    with replaced(path) as file:
-        vectors = _FORMATS[path.suffix.lower()](file)
-        try:
-            yield vectors
-            vectors.finish()
-        except BaseException:
-            vectors.discard()
-            raise
+def vector_file(path: Path) -> Iterator[Callable[[Embeddings], None]]:
+    """What adds vectors to a file; the file appears whole at the end, or not at all."""
+    with replaced(path) as file, _FORMATS[path.suffix.lower()](file) as add:
+        yield add
 
 
 def _texts(part: Embeddings) -> dict[str, tuple[str, ...]]:
@@ -57,65 +51,59 @@ def _texts(part: Embeddings) -> dict[str, tuple[str, ...]]:
     return dict(zip(TEXTS, (images, part.splits, part.labels), strict=True))
 
 
-class _Parquet:
+@contextmanager
+def _parquet(file: IO[bytes]) -> Iterator[Callable[[Embeddings], None]]:
     """A table: texts as strings, vectors as lists of a fixed length of float32."""
+    arrow, parquet = pyarrow(_PURPOSE), pyarrow(_PURPOSE, "pyarrow.parquet")
+    writer: Any = None
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._arrow, self._parquet = pyarrow(_PURPOSE), pyarrow(_PURPOSE, "pyarrow.parquet")
-        self._file = file
-        self._writer: Any = None
-
-    def add(self, part: Embeddings) -> None:
-        columns = {name: self._arrow.array(texts) for name, texts in _texts(part).items()}
+    def add(part: Embeddings) -> None:
+        nonlocal writer
+        columns = {name: arrow.array(texts) for name, texts in _texts(part).items()}
         for name, rows in part.vectors.items():
-            flat = self._arrow.array(rows.reshape(-1))
-            columns[name] = self._arrow.FixedSizeListArray.from_arrays(flat, rows.shape[1])
-        table = self._arrow.table(columns)
-        self._writer = self._writer or self._parquet.ParquetWriter(self._file, table.schema)
-        self._writer.write_table(table)
+            flat = arrow.array(rows.reshape(-1))
+            columns[name] = arrow.FixedSizeListArray.from_arrays(flat, rows.shape[1])
+        table = arrow.table(columns)
+        writer = writer or parquet.ParquetWriter(file, table.schema)
+        writer.write_table(table)
 
-    def finish(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+    try:
+        yield add
+    finally:  # else it would write to the closed file when it is collected
+        if writer is not None:
+            writer.close()
 
-    discard = finish  # it would write to the closed file when it is collected
 
-
-class _Npz:
+@contextmanager
+def _npz(file: IO[bytes]) -> Iterator[Callable[[Embeddings], None]]:
     """An archive of arrays, as `np.load` reads it, without pickle.
 
     An archive holds one array after the other, so vectors wait in files of their own.
     """
+    listed: dict[str, list[str]] = {name: [] for name in TEXTS}
+    waiting: dict[str, tuple[IO[bytes], int]] = {}  # numbers, and how many of them are a vector
+    with ExitStack() as stack:
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._texts: dict[str, list[str]] = {name: [] for name in TEXTS}
-        self._rows: dict[str, tuple[IO[bytes], int]] = {}  # the waiting numbers, and a row's width
+        def add(part: Embeddings) -> None:
+            for name, texts in _texts(part).items():
+                listed[name] += texts
+            for name, rows in part.vectors.items():
+                if name not in waiting:
+                    waiting[name] = stack.enter_context(TemporaryFile()), rows.shape[1]
+                waiting[name][0].write(rows.astype("<f4").tobytes())
 
-    def add(self, part: Embeddings) -> None:
-        for name, texts in _texts(part).items():
-            self._texts[name] += texts
-        for name, rows in part.vectors.items():
-            if name not in self._rows:
-                self._rows[name] = tempfile.TemporaryFile(), rows.shape[1]  # noqa: SIM115
-            self._rows[name][0].write(rows.astype("<f4").tobytes())
-
-    def finish(self) -> None:
-        count = len(self._texts["path"])
-        with zipfile.ZipFile(self._file, "w") as archive:
-            for name, texts in self._texts.items():
+        yield add
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, texts in listed.items():
                 with archive.open(f"{name}.npy", "w") as member:
                     np.save(member, np.array(texts, dtype=str), allow_pickle=False)
-            for name, (waiting, width) in self._rows.items():
-                header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
-                with waiting, archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+            for name, (numbers, width) in waiting.items():
+                shape = len(listed["path"]), width
+                header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array_header_1_0(member, header)
-                    waiting.seek(0)
-                    shutil.copyfileobj(waiting, member)
-
-    def discard(self) -> None:
-        for waiting, _ in self._rows.values():
-            waiting.close()
+                    numbers.seek(0)
+                    shutil.copyfileobj(numbers, member)
 
 
-_FORMATS: dict[str, type[_Parquet | _Npz]] = {".parquet": _Parquet, ".npz": _Npz}
+_FORMATS = {".parquet": _parquet, ".npz": _npz}

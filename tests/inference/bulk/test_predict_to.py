@@ -140,13 +140,13 @@ def test_an_interrupted_job_goes_on_and_computes_nothing_twice(
         predict_to(model, [str(photos)], out, SETTINGS, progress=stop)
     assert not out.exists()
     seen: list[int] = []
-    run = model.forward
+    run = model.with_familiarity
 
     def counted(pixels: torch.Tensor, *more: Any) -> Any:
         seen.append(len(pixels))
         return run(pixels, *more)
 
-    monkeypatch.setattr(model, "forward", counted)
+    monkeypatch.setattr(model, "with_familiarity", counted)
     result = predict_to(model, [str(photos)], out, SETTINGS)
     assert (result.images, result.resumed) == (25, 8)
     assert sum(seen) == 25 - 8

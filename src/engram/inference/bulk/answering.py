@@ -6,29 +6,29 @@ import base64
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 
 from engram.errors import EngramError
-from engram.images.preprocessing import normalise
 from engram.inference.bulk.bulk_settings import BulkSettings
 from engram.inference.bulk.decoders import DecodedItem, Decoders
 from engram.inference.bulk.items import Item
 from engram.inference.engine import (
+    Engine,
     MakeEngine,
     TorchEngine,
     on_cpu,
+    stack_views,
     torch_engine,
 )
-from engram.inference.predict import answers_about, shown_familiarity
+from engram.inference.predict import results_about
 from engram.model import MemoryViT
 from engram.tasks.kind import ColumnType
 from engram.util.files import write_atomically
-from engram.util.tensors import to_device
 
 Row: TypeAlias = dict[str, Any]
 _STEM = 128  # bytes of an image's name in that of its mask: file systems have room for 255
@@ -45,7 +45,10 @@ class ItemBatch:
 
 @dataclass(frozen=True)
 class Questions:
-    """The tasks that answer about every image, and the columns of their answers."""
+    """The tasks that answer about every image, and the columns of their answers.
+
+    It is sent to other machines before it is asked; the engine is made where it is used.
+    """
 
     model: MemoryViT
     names: Sequence[str]
@@ -53,7 +56,13 @@ class Questions:
     masks: bool = False  # whether answers of segmentation keep their masks
     make_engine: MakeEngine = torch_engine
 
-    @property
+    @cached_property
+    def engines(self) -> tuple[Engine, TorchEngine]:
+        """What computes outputs, and what computes vectors, which an exported graph has not."""
+        engine = self.make_engine(self.model, self.settings)
+        return engine, engine if isinstance(engine, TorchEngine) else TorchEngine(self.model)
+
+    @cached_property
     def masked(self) -> dict[str, str]:
         """The columns of masks and heat maps, each with its task."""
         kinds = {name: self.model.task(name).kind for name in self.names}
@@ -88,6 +97,38 @@ class Questions:
                 )
         return dict(listed)
 
+    def rows(self, batch: Sequence[DecodedItem]) -> list[Row]:
+        """The rows about one batch. An image that cannot be read has an error.
+
+        Masks are PNG, as `predict` gives them; `keep_masks` makes files of them.
+        """
+        rows: list[Row] = [{"image": one.name, "error": one.error or None} for one in batch]
+        views = {
+            i: torch.from_numpy(one.view) for i, one in enumerate(batch) if one.view is not None
+        }
+        if not views:
+            return rows
+        model, settings, (engine, torch_engine) = self.model, self.settings, self.engines
+        pixels = stack_views(list(views.values()), model.preprocessing, torch_engine.device)
+        outputs, familiarity = map(on_cpu, engine.with_familiarity(pixels, self.names))
+        vectors = on_cpu(torch_engine.embed(pixels)) if settings.embed else {}
+        good = [rows[i] for i in views]
+        names = [row["image"] for row in good]
+        found = results_about(model, names, outputs, familiarity, settings.top_k)
+        for i, (row, result) in enumerate(zip(good, found, strict=True)):
+            row["error"] = result.get("error")
+            for name, answer in result["tasks"].items():
+                for part, cell in model.task(name).kind.table_row(answer).items():
+                    if self.masks or column(name, part) not in self.masked:
+                        row[column(name, part)] = cell
+            for name, value in result.get("familiarity", {}).items():
+                row[f"{column(name)}.familiarity"] = value
+            for name in self.names if settings.logits else ():
+                row[f"{column(name)}.logits"] = outputs[name][i].flatten().half().numpy()
+            for name, vector in vectors.items():
+                row[f"{name}.embedding"] = vector[i].numpy()
+        return rows
+
 
 def column(name: str, part: str = "") -> str:
     """The column of a task's answers, or of a part of them, as its kind calls it."""
@@ -109,7 +150,6 @@ def answered_here(
 
     Batches come back without their images, whose bytes nobody needs any more.
     """
-    answerer = Answerer(questions)
     decoders = Decoders(questions.model.preprocessing, questions.settings.decoders)
     waiting: deque[tuple[ItemBatch, int]] = deque()  # and the number of its images
 
@@ -124,54 +164,9 @@ def answered_here(
         for first in decoded:
             batch, images = waiting.popleft()
             others = islice(decoded, images - 1)
-            yield batch, answerer.rows([first, *others])
+            yield batch, questions.rows([first, *others])
     finally:
         decoders.close()
-
-
-class Answerer:
-    """The model, on its device, and the rows that it makes of decoded images."""
-
-    def __init__(self, questions: Questions) -> None:
-        settings = questions.settings
-        self.questions, self.masked = questions, questions.masked
-        self.preprocessing = questions.model.preprocessing
-        self.engine = engine = questions.make_engine(questions.model, settings)
-        # A graph has no vectors.
-        self.model = engine if isinstance(engine, TorchEngine) else TorchEngine(questions.model)
-
-    def rows(self, batch: Sequence[DecodedItem]) -> list[Row]:
-        """The rows about one batch. An image that cannot be read has an error.
-
-        Masks are PNG, as `predict` gives them; `keep_masks` makes files of them.
-        """
-        rows: list[Row] = [{"image": one.name, "error": one.error or None} for one in batch]
-        good = [i for i, one in enumerate(batch) if one.view is not None]
-        if not good:
-            return rows
-        names, settings = self.questions.names, self.questions.settings
-        views = torch.from_numpy(np.stack([batch[i].view for i in good]))  # type: ignore[misc]
-        pixels = normalise(to_device(views, self.model.device), self.preprocessing)
-        outputs, familiarity = map(on_cpu, self.engine.with_familiarity(pixels, names))
-        vectors = on_cpu(self.model.embed(pixels)) if settings.embed else {}
-        for place, i in enumerate(good):
-            row = rows[i]
-            own = {name: output[place] for name, output in outputs.items()}
-            answers, problem = answers_about(self.questions.model, own, settings.top_k)
-            for name, answer in answers.items():
-                cells = self.questions.model.task(name).kind.table_row(answer)
-                row |= {column(name, part): cell for part, cell in cells.items()}
-            for unwanted in () if self.questions.masks else self.masked.keys() & row.keys():
-                del row[unwanted]
-            for name, values in familiarity.items():
-                row[f"{column(name)}.familiarity"] = shown_familiarity(values[place])
-            if problem:
-                row["error"] = f"{row['image']}: {problem}"
-            for name in names if settings.logits else ():
-                row[f"{column(name)}.logits"] = own[name].flatten().half().numpy()
-            for name, vector in vectors.items():
-                row[f"{name}.embedding"] = vector[place].numpy()
-        return rows
 
 
 def keep_masks(rows: Sequence[Row], number: int, masked: Mapping[str, str], folder: Path) -> None:
