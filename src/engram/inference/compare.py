@@ -22,10 +22,7 @@ class Change:
 
 @dataclass(frozen=True)
 class VersionComparison:
-    """The score of every class before and after, and the images whose answer changed.
-
-    Only tasks that answer with classes of the image have `changes`.
-    """
+    """The score of every class before and after, and images whose classes changed, if any."""
 
     classes: dict[str, tuple[float, float]]
     changes: list[Change]
@@ -62,24 +59,14 @@ def compare(before: Answers, after: Answers) -> VersionComparison:
         if not (math.isnan(was) or math.isnan(now))
     }
     changes = []
-    if kind.ranked and not kind.per_pixel:
-        for i, sample in enumerate(after.samples.tolist()):
-            old, new = _answer(before, i), _answer(after, i)
-            if old != new:
-                name = after.dataset.sample_name(sample)
-                changes.append(Change(name, _label(after, i), old, new))
+    for i, sample in enumerate(
+        after.samples.tolist() if kind.ranked and not kind.per_pixel else ()
+    ):
+        label = after.labels[i]
+        right = label.nonzero()[:, 0].tolist() if label.ndim else [int(label)]
+        old, new = (kind.labels(one.logits[i], one.fitted)[0] for one in (before, after))
+        if old != new:
+            found = (sorted(after.dataset.classes[j] for j in one) for one in (right, old, new))
+            shown = (names if label.ndim else names[0] for names in found)
+            changes.append(Change(after.dataset.sample_name(sample), *shown))
     return VersionComparison(classes, changes)
-
-
-def _answer(answers: Answers, row: int) -> Any:
-    kind, names = answers.kind, answers.dataset.classes
-    answer = kind.answer(answers.logits[row], names, answers.fitted, top_k=1)
-    found = kind.table_row(answer)[""]
-    return sorted(found) if isinstance(found, list) else found
-
-
-def _label(answers: Answers, row: int) -> Any:
-    label, names = answers.labels[row], answers.dataset.classes
-    if label.ndim:
-        return sorted(name for name, there in zip(names, label.tolist(), strict=True) if there)
-    return names[int(label)]

@@ -1,8 +1,4 @@
-"""Engines: pixels and task names in, outputs out.
-
-Evaluation, prediction, the service and exported files all answer through this one class, so
-each of them works with the model itself and with an exported graph.
-"""
+"""Engines: pixels and task names in, outputs out, of the model itself or of an exported graph."""
 
 from __future__ import annotations
 
@@ -36,10 +32,7 @@ class Engine(ABC):
 
     @abstractmethod
     def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
-        """Outputs and familiarity of `MemoryViT.with_familiarity`.
-
-        They are where they were computed; `on_cpu` fetches them.
-        """
+        """What `MemoryViT.with_familiarity` gives, on the device where it was computed."""
 
     def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         """Outputs by task ("base" is the backbone's own) for normalised pixels (b, 3, h, w)."""
@@ -99,7 +92,7 @@ class TorchEngine(Engine):
 
 
 class EngineSettings(Protocol):
-    """Engine options, from the settings."""
+    """What any settings say about an engine."""
 
     @property
     def engine(self) -> str: ...
@@ -133,11 +126,7 @@ def on_cpu(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class OneByOne(Engine):
-    """Runs an engine on one image at a time.
-
-    In an exported file the heads of all images are one product, whose last bits depend on how many
-    images there are.
-    """
+    """Runs an engine on one image at a time: last bits of a product depend on how many share it."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -148,7 +137,7 @@ class OneByOne(Engine):
 
 
 def join_images(parts: Sequence[Computed], tasks: Sequence[str]) -> Computed:
-    """Outputs and familiarity of single images as those of a batch."""
+    """dict[str, Tensor] and familiarity of single images as those of a batch."""
     outputs, familiarity = (
         {n: torch.cat([part[i][n] for part in parts]) for n in tasks if n in parts[0][i]}
         for i in (0, 1)

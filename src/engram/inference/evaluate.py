@@ -83,10 +83,7 @@ def evaluate(
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """The answers of a task for a split: row i of `logits` is about sample `samples[i]`.
-
-    `logits` and `labels` are what the kind keeps of outputs and labels (`Kind.keep`).
-    """
+    """The answers of a task for a split, as `Kind.keep` keeps them: row i is of `samples[i]`."""
 
     task: str
     dataset: Dataset
@@ -116,10 +113,8 @@ class Answers:
             familiarity=None,
         )  # fmt: skip
         clean = others.metrics(skip_bad)
-        return {
-            "leaked": len(leaked),
-            "clean": {k: v for k, v in clean.items() if k != "unreadable"},
-        }
+        del clean["unreadable"]
+        return {"leaked": len(leaked), "clean": clean}
 
 
 def answers(
@@ -136,10 +131,7 @@ def answers(
     processes: ProcessGroup | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Answers:
-    """The answers of a task for every image of a split; without `processes`, in this one alone.
-
-    `engine` computes the outputs in the model's place: an exported file, for example.
-    """
+    """The answers of a task for every image of a split; without `processes`, in this one alone."""
     kind, spec = model.task(task).kind, model.task(task).spec
     if not isinstance(data, (Splits, Dataset)):
         data = load(data, split=split, like=spec)

@@ -91,38 +91,27 @@ class _Archive:
                 fields = self._fields(self._extension(member.size))
                 continue
             if member.type in (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK):
-                self._skip(member.size)
+                self._member(member.size, keep=False)
                 continue
             sparse = self._is_sparse(block, member.type, fields)
             size = self._size(fields.get(b"size"), member.size)
             other = fields.get(b"GNU.sparse.name") or fields.get(b"path") or long_name
             name = other.decode(errors="surrogateescape") if other else member.name
             long_name, fields = b"", {}
-            if member.type != tarfile.DIRTYPE and is_image(name):
-                image.append(self._item(name, member.type, size, sparse))
-            elif member.type not in _WITHOUT_DATA:
-                self._skip(size)
+            wanted = member.type != tarfile.DIRTYPE and is_image(name)
+            problem = _problem(member.type, size, sparse)
+            read = member.type not in _WITHOUT_DATA
+            data = self._member(size, keep=wanted and not problem) if read else b""
+            if wanted:
+                place = f"{self.source}/{utf8(name).decode()}"
+                image.append(Item(place, None if problem else data, problem=problem))
+            del data
         yield from self._pop(image)
 
     def _pop(self, image: list[Item]) -> Iterator[Item]:
         if image:
             self.images += 1
             yield image.pop()
-
-    def _item(self, name: str, kind: bytes, size: int, sparse: bool) -> Item:
-        """An image, or an entry with such a name that is none."""
-        place, limit = f"{self.source}/{utf8(name).decode()}", storage(MAX_IMAGE_BYTES)
-        if sparse:
-            problem = "it is packed as a sparse file; pack the archive without --sparse"
-        elif kind not in _REGULAR:
-            problem = "the archive has a link or a device there, and no file"
-        elif size > MAX_IMAGE_BYTES:
-            problem = f"it has {storage(size)}, which is more than the limit of {limit}"
-        else:
-            return Item(place, self._file(size))
-        if kind not in _WITHOUT_DATA:
-            self._skip(size)
-        return Item(place, problem=problem)
 
     # Headers
 
@@ -159,7 +148,7 @@ class _Archive:
         if kind == tarfile.GNUTYPE_SPARSE:
             more = block[482]
             while more:
-                more = self._exactly(_BLOCK)[504]
+                more = self._member(_BLOCK)[504]
             return True
         return any(name.startswith(b"GNU.sparse.") for name in fields)
 
@@ -167,7 +156,7 @@ class _Archive:
         """A long name, or fields, in front of a member."""
         if size > _MOST_EXTENSION:
             raise self.damaged(f"{storage(size)} in front of a file are no name")
-        return self._file(size)
+        return self._member(size)
 
     def _fields(self, data: bytes) -> dict[bytes, bytes]:
         """The fields of pax, such as `18 path=photo.png` with a line break."""
@@ -192,28 +181,25 @@ class _Archive:
     # Bytes
 
     def _read(self, size: int) -> bytes:
-        """Read up to so many bytes, which are in memory once."""
-        data = io.BytesIO()
-        while size and (piece := self.file.read(min(size, _PIECE))):
-            size -= data.write(piece)
-        self.place += data.tell()
+        data = self.file.read(size)
+        self.place += len(data)
+        return data
+
+    def _member(self, size: int, keep: bool = True) -> bytes:
+        """The bytes of a member, which are in memory once or, if they are not kept, never.
+
+        The padding behind them is skipped.
+        """
+        data, left = io.BytesIO(), size + -size % _BLOCK
+        while left:
+            piece = self._read(min(left, _PIECE))
+            if not piece:
+                raise self.damaged("it ends inside of a file")
+            left -= len(piece)
+            if keep:
+                data.write(piece)
+        data.truncate(size)
         return data.getvalue()
-
-    def _file(self, size: int) -> bytes:
-        """The bytes of a member; its padding is skipped."""
-        data = self._exactly(size)
-        self._exactly(-size % _BLOCK)
-        return data
-
-    def _exactly(self, size: int) -> bytes:
-        if len(data := self._read(size)) < size:
-            raise self.damaged("it ends inside of a file")
-        return data
-
-    def _skip(self, size: int) -> None:
-        size += -size % _BLOCK
-        while size > 0:
-            size -= len(self._exactly(min(size, _PIECE)))
 
     def damaged(self, what: str, place: int | None = None) -> DamagedArchive:
         at = self.place if place is None else place
@@ -221,3 +207,15 @@ class _Archive:
         if not at:
             what += "; a .tar or .tar.gz file was expected"
         return DamagedArchive(f"{self.source} is damaged at byte {at:,}{unpacked}: {what}.")
+
+
+def _problem(kind: bytes, size: int, sparse: bool) -> str:
+    """Why a member with the name of an image is none, as the end of a sentence."""
+    if sparse:
+        return "it is packed as a sparse file; pack the archive without --sparse"
+    if kind not in _REGULAR:
+        return "the archive has a link or a device there, and no file"
+    if size > MAX_IMAGE_BYTES:
+        limit = storage(MAX_IMAGE_BYTES)
+        return f"it has {storage(size)}, which is more than the limit of {limit}"
+    return ""
