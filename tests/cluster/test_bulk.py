@@ -21,7 +21,7 @@ from engram.cluster.bulk import ModelActor, answered_on
 from engram.cluster.connect import ClusterSettings
 from engram.inference.bulk.answering import ItemBatch, Questions
 from engram.inference.bulk.bulk_settings import BulkSettings
-from engram.inference.bulk.items import Item
+from engram.inference.bulk.decoders import Item
 from engram.inference.bulk.predict_to import predict_to
 
 SETTINGS = BulkSettings(rows=10, batch=4, decoders=0, logits=True)

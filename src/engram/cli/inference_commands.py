@@ -105,7 +105,7 @@ def eval_command(
 
 def _describe_comparison(old: Answers, new: Answers, skip_bad: bool) -> Description:
     """Tables of `--against` for a task: its classes, and the images whose answers changed."""
-    from engram.inference.compare import compare
+    from engram.inference.evaluate import compare
 
     found, kind = compare(old, new), new.kind
     before, after = (one.metrics(skip_bad) for one in (old, new))
@@ -234,9 +234,14 @@ def embed_command(
     """Turn images into vectors: the backbone's, and each task's own; or texts, with --text."""
     from engram.backbones.recommended import AUTO
     from engram.data.datasets import Splits
-    from engram.inference.embed import embed_batches, find_datasets
+    from engram.inference.embed import (
+        check_names,
+        check_vector_file,
+        embed_batches,
+        find_datasets,
+        vector_file,
+    )
     from engram.inference.engine import TorchEngine, load_model
-    from engram.inference.vectors import check_names, check_vector_file, vector_file
     from engram.model import MemoryViT
     from engram.train.backbone import backbone_for
     from engram.util.files import check_writable

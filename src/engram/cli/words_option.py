@@ -82,8 +82,7 @@ def fit_with_images(
 def embed_texts(texts: Sequence[str], backbone: str | None, out: Path) -> Description:
     """Write the vectors of texts, under the name `text`, in the space of a task of words."""
     from engram.backbones.text_tower import TextTower
-    from engram.inference.embed import Embeddings
-    from engram.inference.vectors import vector_file
+    from engram.inference.embed import Embeddings, vector_file
 
     if backbone is None:
         raise EngramError(f"--text needs {_TEXT_TOWER}")

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,15 +21,13 @@ import torch
 
 from engram.cluster.connect import ClusterSettings, connected, room
 from engram.errors import EngramError
-from engram.inference.bulk.answering import Answering, ItemBatch, Questions, Row
-from engram.inference.bulk.decoders import Decoders
-from engram.inference.bulk.items import Item
+from engram.inference.bulk.answering import AnsweredBatches, Answering, ItemBatch, Questions, Row
+from engram.inference.bulk.decoders import Decoders, Item
 from engram.util.progress import Progress, silent
 from engram.util.text import first_line
 
 _AT_ONCE = 2  # batches of an actor: it decodes one while the model answers another
 _SILENT = "actors hang, or no node has room for one"
-_Answers = Generator[tuple[ItemBatch, list[Row]], None, None]
 
 
 def answered_on(
@@ -37,7 +35,7 @@ def answered_on(
 ) -> Answering:
     """Answer batches on Ray, which is started or joined (see `connected`) when there is one."""
 
-    def answering(questions: Questions, batches: Iterator[ItemBatch]) -> _Answers:
+    def answering(questions: Questions, batches: Iterator[ItemBatch]) -> AnsweredBatches:
         device, gpus = questions.settings.device, settings.gpus_per_actor
         if device not in ("auto", "cpu") and not gpus:
             raise EngramError(
@@ -70,7 +68,7 @@ def _answers(
     start: Callable[[], Any],
     batches: Iterator[ItemBatch],
     timeout: float,
-) -> _Answers:
+) -> AnsweredBatches:
     """Answer batches in any order, the lost ones again.
 
     For an actor that is lost another is started. It gets batches once it has answered a call

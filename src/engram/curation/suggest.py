@@ -21,8 +21,7 @@ from engram.errors import EngramError
 from engram.images.preprocessing import normalise
 from engram.inference.bulk.addresses import Allowed
 from engram.inference.bulk.bulk_settings import PoolSettings
-from engram.inference.bulk.decoders import Decoders
-from engram.inference.bulk.items import Item
+from engram.inference.bulk.decoders import Decoders, Item
 from engram.inference.bulk.sources import count_items, read_items
 from engram.inference.engine import TorchEngine, on_cpu
 from engram.inference.predict import answers_about, shown_familiarity

@@ -108,7 +108,8 @@ def _write_list(path: Path, suggestions: Suggestions) -> None:
     places = [_beside(path, one.item.place) for one in suggestions.chosen]
     if path.suffix.lower() == ".csv":
         rows = zip(map(suggestion_row, suggestions.chosen), places, strict=True)
-        Csv(_COLUMNS).write(path, [{**row, "image": utf8(place).decode()} for row, place in rows])
+        table = [{**row, "image": utf8(place).decode()} for row, place in rows]
+        Csv(dict.fromkeys(_COLUMNS, "text")).write(path, table)
     else:
         write_atomically(path, b"".join(os.fsencode(place) + b"\n" for place in places))
 

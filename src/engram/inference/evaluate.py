@@ -1,7 +1,8 @@
-"""Evaluation: the metrics of a task on a split, and its answers for every image of it."""
+"""Evaluation: the metrics of a task on a split, its answers, and what two versions differ in."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from torch import Tensor
 from engram.data.datasets import Dataset, Splits, check_fits, load
 from engram.data.loader import Loader, Transform
 from engram.data.python_data import PythonData
+from engram.errors import EngramError
 from engram.images.preprocessing import normalise
 from engram.inference.engine import Engine, TorchEngine
 from engram.model import MemoryViT
@@ -164,3 +166,68 @@ def answers(
     logits, labels, samples = (torch.cat(parts) for parts in zip(*found, strict=True))
     fitted = {name: value.cpu() for name, value in model.task(task).head.fitted.items()}
     return Answers(task, dataset, logits, labels, samples, sorted(failed), fitted)
+
+
+# Two versions of a task
+
+
+@dataclass(frozen=True)
+class Change:
+    """An image that the two versions answer differently."""
+
+    image: str
+    label: Any  # a class, or the classes of a multilabel task
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class VersionComparison:
+    """The score of every class before and after, and images whose classes changed, if any."""
+
+    classes: dict[str, tuple[float, float]]
+    changes: list[Change]
+
+    @property
+    def mended(self) -> int:
+        """Images that were wrong and are right."""
+        return sum(change.after == change.label for change in self.changes)
+
+    @property
+    def broken(self) -> int:
+        """Images that were right and are wrong."""
+        return sum(change.before == change.label for change in self.changes)
+
+
+def compare(before: Answers, after: Answers) -> VersionComparison:
+    """Compare the answers of two versions of a task for the same split.
+
+    Raises:
+        EngramError: The versions are different kinds of task, or read different images.
+    """
+    if before.dataset.kind != after.dataset.kind:
+        raise EngramError(
+            f"{after.task!r} is a {after.dataset.kind} task, and the version to compare it with a "
+            f"{before.dataset.kind} task; compare versions of one task."
+        )
+    if before.samples.tolist() != after.samples.tolist():
+        raise EngramError("An image could be read only once of two times; run the command again.")
+    kind = after.kind
+    scores = [kind.class_scores(one.logits, one.labels).tolist() for one in (before, after)]
+    classes = {
+        name: (was, now)
+        for name, was, now in zip(after.dataset.classes, *scores, strict=True)
+        if not (math.isnan(was) or math.isnan(now))
+    }
+    changes = []
+    for i, sample in enumerate(
+        after.samples.tolist() if kind.ranked and not kind.per_pixel else ()
+    ):
+        label = after.labels[i]
+        right = label.nonzero()[:, 0].tolist() if label.ndim else [int(label)]
+        old, new = (kind.labels(one.logits[i], one.fitted)[0] for one in (before, after))
+        if old != new:
+            found = (sorted(after.dataset.classes[j] for j in one) for one in (right, old, new))
+            shown = (names if label.ndim else names[0] for names in found)
+            changes.append(Change(after.dataset.sample_name(sample), *shown))
+    return VersionComparison(classes, changes)

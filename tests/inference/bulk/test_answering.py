@@ -13,7 +13,7 @@ import engram
 from engram import EngramError, MemoryViT
 from engram.inference.bulk.answering import ItemBatch, Questions, answered_here, column, keep_masks
 from engram.inference.bulk.bulk_settings import BulkSettings
-from engram.inference.bulk.items import Item
+from engram.inference.bulk.decoders import Item
 
 
 @pytest.fixture

@@ -10,14 +10,16 @@ import threading
 import time
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 from PIL import Image
 
+from engram.images.decode import BadImage
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
-from engram.inference.bulk.decoders import Decoders
-from engram.inference.bulk.items import Item
+from engram.inference.bulk.addresses import is_address
+from engram.inference.bulk.decoders import Decoders, Item
 
 PREPROCESSING = Preprocessing((16, 16), None)
 
@@ -94,3 +96,23 @@ def test_whatever_an_image_raises_is_its_error(items: list[Item]) -> None:
     found = list(Decoders(PREPROCESSING, 0).decoded([Odd("odd"), items[0]]))
     assert found[0].error.encode().startswith(b"odd: ")
     assert found[1].view is not None
+
+
+# The bytes of an image
+
+
+def test_the_bytes_are_those_given_or_those_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "image.png"
+    path.write_bytes(b"of the file")
+    assert Item(str(path)).read() == b"of the file"
+    assert Item(str(path), b"given").read() == b"given"
+    with pytest.raises(BadImage, match="does not exist"):
+        Item(str(tmp_path / "missing.png")).read()
+
+
+def test_an_address_is_read_from_its_file_system() -> None:
+    with fsspec.open("memory://bucket/image.png", "wb") as file:
+        file.write(b"far away")
+    assert is_address("memory://bucket/image.png")
+    assert not is_address("bucket/image.png")
+    assert Item("memory://bucket/image.png").read() == b"far away"

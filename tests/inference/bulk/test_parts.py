@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engram import EngramError
-from engram.inference.bulk.items import HELD, Item
+from engram.inference.bulk.decoders import HELD, Item
 from engram.inference.bulk.parts import Parts
 from engram.inference.bulk.table_formats import JsonLines
 
@@ -31,7 +31,7 @@ def missing(parts: Parts, images: int) -> list[tuple[int, int, list[str]]]:
 
 @pytest.fixture
 def parts(tmp_path: Path) -> Iterator[Parts]:
-    with Parts(tmp_path / "a.jsonl", JsonLines(), {"job": 1}, overwrite=False) as parts:
+    with Parts(tmp_path / "a.jsonl", JsonLines({}), {"job": 1}, overwrite=False) as parts:
         yield parts
 
 
@@ -53,7 +53,7 @@ def test_a_part_that_is_there_is_left_out_wherever_it_is(parts: Parts) -> None:
     write(parts, 0, rows(0, 1, 2, 3))
     assert missing(parts, 10) == []
     parts.finish()
-    assert JsonLines().images(parts.out) == [f"{i}.png" for i in range(10)]
+    assert JsonLines({}).images(parts.out) == [f"{i}.png" for i in range(10)]
 
 
 @pytest.mark.parametrize("images", [3, 4, 5])
@@ -73,7 +73,7 @@ def test_batches_become_parts_in_any_order(parts: Parts) -> None:
     parts.add_last()
     assert parts.done == 9
     parts.finish()
-    assert JsonLines().images(parts.out) == [f"{i}.png" for i in range(9)]
+    assert JsonLines({}).images(parts.out) == [f"{i}.png" for i in range(9)]
 
 
 # One job at a time, and nothing lost
@@ -97,7 +97,7 @@ def test_a_second_job_on_the_same_output_is_refused(parts: Parts, overwrite: boo
 
 def test_a_job_without_a_part_leaves_nothing(tmp_path: Path) -> None:
     for job in (1, 2):  # another one may follow
-        with Parts(tmp_path / "a.jsonl", JsonLines(), {"job": job}, overwrite=False):
+        with Parts(tmp_path / "a.jsonl", JsonLines({}), {"job": job}, overwrite=False):
             pass
         assert list(tmp_path.iterdir()) == []
 
@@ -107,7 +107,7 @@ def test_what_a_killed_job_left_is_no_obstacle(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / ".engram-0123456789abcdef.tmp").write_bytes(b"{")
     (folder / "_lock").touch()
-    with Parts(tmp_path / "a.jsonl", JsonLines(), {"job": 1}, overwrite=False) as parts:
+    with Parts(tmp_path / "a.jsonl", JsonLines({}), {"job": 1}, overwrite=False) as parts:
         assert len(missing(parts, 9)) == 5
 
 
@@ -129,7 +129,7 @@ def test_no_table_is_made_of_fewer_rows_than_images(parts: Parts, lost: int) -> 
 @pytest.mark.parametrize("state", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b"9" * 5001])
 def test_a_damaged_record_of_the_job_is_a_sentence(tmp_path: Path, state: bytes) -> None:
     def job(overwrite: bool) -> Parts:
-        return Parts(tmp_path / "a.jsonl", JsonLines(), {"job": 1}, overwrite)
+        return Parts(tmp_path / "a.jsonl", JsonLines({}), {"job": 1}, overwrite)
 
     with job(False) as parts:
         write(parts, 0, rows(0))

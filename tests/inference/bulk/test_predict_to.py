@@ -29,7 +29,7 @@ from tests.support.runs import written
 import engram
 from engram import EngramError, MemoryViT
 from engram.inference.bulk.bulk_settings import BulkSettings
-from engram.inference.bulk.items import Item
+from engram.inference.bulk.decoders import Item
 from engram.inference.bulk.predict_to import predict_to
 
 

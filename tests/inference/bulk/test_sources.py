@@ -18,7 +18,7 @@ from tests.support.images import encoded, gradient
 
 from engram import EngramError
 from engram.images.decode import BadImage
-from engram.inference.bulk.items import Item, some_of
+from engram.inference.bulk.decoders import Item, some_of
 from engram.inference.bulk.sources import count_items, read_items
 
 PNG = encoded(gradient(), "PNG")

@@ -14,7 +14,7 @@ import pytest
 from tests.support.images import encoded, gradient
 
 from engram.images.decode import MAX_IMAGE_BYTES, BadImage
-from engram.inference.bulk.items import Item
+from engram.inference.bulk.decoders import Item
 from engram.inference.bulk.sources import read_items
 from engram.inference.bulk.tar_files import DamagedArchive
 

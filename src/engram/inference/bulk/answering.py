@@ -15,8 +15,7 @@ import torch
 
 from engram.errors import EngramError
 from engram.inference.bulk.bulk_settings import BulkSettings
-from engram.inference.bulk.decoders import DecodedItem, Decoders
-from engram.inference.bulk.items import Item
+from engram.inference.bulk.decoders import DecodedItem, Decoders, Item
 from engram.inference.engine import (
     Engine,
     MakeEngine,
@@ -114,7 +113,7 @@ class Questions:
         vectors = on_cpu(torch_engine.embed(pixels)) if settings.embed else {}
         good = [rows[i] for i in views]
         names = [row["image"] for row in good]
-        found = results_about(model, names, outputs, familiarity, settings.top_k)
+        found = results_about(model, names, (outputs, familiarity), settings.top_k)
         for i, (row, result) in enumerate(zip(good, found, strict=True)):
             row["error"] = result.get("error")
             for name, answer in result["tasks"].items():
@@ -137,15 +136,12 @@ def column(name: str, part: str = "") -> str:
     return f"{name}.{part}{'_' if own else ''}" if part else name
 
 
+AnsweredBatches: TypeAlias = Generator[tuple[ItemBatch, list[Row]], None, None]
 #: Answers batches, each once, in any order.
-Answering: TypeAlias = Callable[
-    [Questions, Iterator[ItemBatch]], Generator[tuple[ItemBatch, list[Row]], None, None]
-]
+Answering: TypeAlias = Callable[[Questions, Iterator[ItemBatch]], AnsweredBatches]
 
 
-def answered_here(
-    questions: Questions, batches: Iterator[ItemBatch]
-) -> Generator[tuple[ItemBatch, list[Row]], None, None]:
+def answered_here(questions: Questions, batches: Iterator[ItemBatch]) -> AnsweredBatches:
     """Answer batches in this process, in their order; other processes decode ahead.
 
     Batches come back without their images, whose bytes nobody needs any more.

@@ -1,4 +1,4 @@
-"""Processes that decode images, so that the model does not wait for them.
+"""Images of any source, and processes that decode them, so that the model does not wait.
 
 What is imported here is imported by each of them. Without torch they start in half a second, and
 take 40 MB.
@@ -19,16 +19,61 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engram.images.decode import BadImage
+from engram.images.decode import MAX_IMAGE_BYTES, BadImage, check_bytes, read_image_file
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
-from engram.inference.bulk.items import HELD, Item, held, some_of
+from engram.inference.bulk.addresses import Allowed, fetch, is_address
 from engram.util.text import first_line, utf8
 from engram.util.worker_processes import begin_worker
 
 View: TypeAlias = npt.NDArray[np.uint8]  # (h, w, 3)
 _AT_ONCE = 8  # images that a process is given: a message for each would cost half of a decode
 _AHEAD = 8  # times as many may be under way, per process
+
+
+#: Bytes of images that are held at once, if they are more than one.
+HELD = MAX_IMAGE_BYTES // 4
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image: its place, and its bytes if they are not there but in an archive or table."""
+
+    place: str  # a path or an address; of an image that is part of a file, its place in there
+    data: bytes | None = None
+    allowed: Allowed | None = None  # where a list or table names the place; None: the command line
+    problem: str = ""  # why there is no image, as the end of a sentence
+
+    @property
+    def name(self) -> str:
+        r"""The name in answers: the place, with bytes that are no UTF-8 as `\udcff`."""
+        return utf8(self.place).decode()
+
+    def read(self) -> bytes:
+        """The encoded image; an exception of any kind if it cannot be had within the limits."""
+        if self.problem:
+            raise BadImage(f"{self.name}: {self.problem}")
+        if self.data is not None:
+            check_bytes(len(self.data), self.name)
+            return self.data
+        if not is_address(self.place):
+            return read_image_file(self.place, self.name)
+        return fetch(self.place, self.allowed, self.name)
+
+
+def some_of(items: Iterator[Item], most: int) -> tuple[Item, ...]:
+    """The next items: at most so many, and fewer if their bytes are more than a few images."""
+    taken: list[Item] = []
+    while len(taken) < most and sum(map(held, taken)) < HELD:
+        if (item := next(items, None)) is None:
+            break
+        taken.append(item)
+    return tuple(taken)
+
+
+def held(item: Item) -> int:
+    """The bytes that an item holds in memory."""
+    return len(item.data or b"")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from engram.errors import EngramError
 from engram.inference.bulk.answering import ItemBatch, Row
-from engram.inference.bulk.items import Item, some_of
+from engram.inference.bulk.decoders import Item, some_of
 from engram.inference.bulk.table_formats import TableFormat
 from engram.util.documents import parse_json
 from engram.util.files import make_folder, replaced, write_atomically

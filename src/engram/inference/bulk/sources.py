@@ -19,7 +19,7 @@ from engram.data.folders import SUFFIXES
 from engram.data.labels import find_column
 from engram.data.tables import csv_rows, open_text
 from engram.inference.bulk.addresses import NOWHERE, Allowed, file_systems, is_address, open_source
-from engram.inference.bulk.items import Item
+from engram.inference.bulk.decoders import Item
 from engram.inference.bulk.tar_files import is_image, tar_items
 from engram.util.parquet import batches, open_parquet, pyarrow
 from engram.util.text import explained, first_line

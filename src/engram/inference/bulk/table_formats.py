@@ -38,6 +38,9 @@ class TableFormat(ABC):
 
     suffix: str
 
+    def __init__(self, columns: Mapping[str, ColumnType]) -> None:
+        self.columns = columns
+
     @abstractmethod
     def write(self, path: Path, rows: Sequence[Row]) -> None:
         """Write a part, completely or not at all."""
@@ -109,12 +112,9 @@ class Csv(_LineFormat):
 
     suffix, head = ".csv", 1
 
-    def __init__(self, columns: Sequence[str]) -> None:
-        self.columns = columns
-
     def write(self, path: Path, rows: Sequence[Row]) -> None:
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, self.columns, extrasaction="raise")
+        writer = csv.DictWriter(text, list(self.columns))
         writer.writeheader()
         writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
         write_atomically(path, text.getvalue().encode())
@@ -134,9 +134,19 @@ class Parquet(TableFormat):
 
     suffix = ".parquet"
 
-    def __init__(self, schema: Any) -> None:
-        self.schema = schema
+    def __init__(self, columns: Mapping[str, ColumnType]) -> None:
+        super().__init__(columns)
         self._arrow, self._parquet = pyarrow(_PARQUET), pyarrow(_PARQUET, "pyarrow.parquet")
+        self.schema = self._arrow.schema([(n, self._type(type_)) for n, type_ in columns.items()])
+
+    def _type(self, column: ColumnType) -> Any:
+        arrow = self._arrow
+        if not isinstance(column, str):
+            fields = [(name, self._type(type_)) for name, type_ in column.items()]
+            return arrow.list_(arrow.struct(fields))
+        types = {"text": arrow.string(), "number": arrow.float64(), "truth": arrow.bool_()}
+        of = {"texts": arrow.string(), "floats": arrow.float32(), "halves": arrow.float16()}
+        return types[column] if column in types else arrow.list_(of[column])
 
     def write(self, path: Path, rows: Sequence[Row]) -> None:
         columns = {name: [row.get(name) for row in rows] for name in self.schema.names}
@@ -162,36 +172,16 @@ class Parquet(TableFormat):
                 writer.write_table(rows)
 
 
+_FORMATS: dict[str, type[TableFormat]] = {one.suffix: one for one in (Csv, JsonLines, Parquet)}
+
+
 def table_format(suffix: str, columns: Mapping[str, ColumnType]) -> TableFormat:
     """The format of a file name's suffix, with these columns."""
-    if suffix == Csv.suffix:
-        return Csv(list(columns))
-    if suffix == JsonLines.suffix:
-        return JsonLines()
-    if suffix == Parquet.suffix:
-        return Parquet(_schema(columns))
-    raise EngramError(
-        f"Answers are written as .parquet, .jsonl or .csv, or into a folder, not as {suffix!r}."
-    )
-
-
-def _schema(columns: Mapping[str, ColumnType]) -> Any:
-    arrow = pyarrow(_PARQUET)
-    types = {
-        "text": arrow.string(),
-        "number": arrow.float64(),
-        "truth": arrow.bool_(),
-        "texts": arrow.list_(arrow.string()),
-        "floats": arrow.list_(arrow.float32()),
-        "halves": arrow.list_(arrow.float16()),
-    }
-
-    def arrow_type(type_: ColumnType) -> Any:
-        if isinstance(type_, str):
-            return types[type_]
-        return arrow.list_(arrow.struct([(name, types[field]) for name, field in type_.items()]))
-
-    return arrow.schema([(name, arrow_type(type_)) for name, type_ in columns.items()])
+    if suffix not in _FORMATS:
+        raise EngramError(
+            f"Answers are written as .parquet, .jsonl or .csv, or into a folder, not as {suffix!r}."
+        )
+    return _FORMATS[suffix](columns)
 
 
 def _plain(value: Any) -> Any:

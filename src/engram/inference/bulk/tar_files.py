@@ -19,7 +19,7 @@ from engram.data.folders import SUFFIXES
 from engram.errors import EngramError
 from engram.images.decode import MAX_IMAGE_BYTES
 from engram.inference.bulk.addresses import open_source
-from engram.inference.bulk.items import Item
+from engram.inference.bulk.decoders import Item
 from engram.util.text import storage, utf8
 
 _BLOCK = tarfile.BLOCKSIZE
