@@ -181,7 +181,7 @@ def measure(backbone: engram.ViT, splits: Splits) -> dict[str, float]:
     began = time.perf_counter()
     result = engram.fit(model, "good", splits, RECIPE)
     seconds = time.perf_counter() - began
-    found = answers(model, splits, "good", workers=0).metrics()
+    found = answers(model, splits["test"], "good", workers=0).metrics()
     train, test = (class_tokens(model, splits[split]) for split in ("train", "test"))
     distance = 1 - (test @ train.mT).amax(1, keepdim=True)
     labels = torch.from_numpy(splits["test"].labels)

@@ -21,6 +21,7 @@ from benchmarks.attacks.jobs import Jobs, bulk_jobs, packed, pictures
 from benchmarks.attacks.record import Record
 from engram.errors import EngramError
 from engram.images.decode import MAX_IMAGE_BYTES
+from engram.inference.bulk.answering import Questions
 from engram.inference.bulk.bulk_settings import BulkSettings
 from engram.inference.bulk.predict_to import predict_to
 from engram.inference.engine import load_model
@@ -82,17 +83,18 @@ def attack(model: MemoryViT, good: bytes, bad: bytes, name: str) -> None:
     """
     with TemporaryDirectory() as folder:
         source, out, whole = (Path(folder) / one for one in (name, "a.jsonl", "whole.jsonl"))
+        questions = Questions(model, list(model.tasks), SETTINGS)
         source.write_bytes(good)
-        predict_to(model, [str(source)], whole, SETTINGS)
+        predict_to(questions, [str(source)], whole)
         expected = [json.loads(line) for line in whole.read_bytes().splitlines()]
         source.write_bytes(bad)
         try:
-            predict_to(model, [str(source)], out, SETTINGS)
+            predict_to(questions, [str(source)], out)
         except EngramError as error:
             if str(source) not in str(error) or out.exists():
                 raise RuntimeError(f"an odd error: {error}") from error
             source.write_bytes(good)
-            predict_to(model, [str(source)], out, SETTINGS)
+            predict_to(questions, [str(source)], out)
             same = _close
         else:
             same = _close if name.endswith(".gz") else _alike

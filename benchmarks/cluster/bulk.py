@@ -34,7 +34,7 @@ from benchmarks.paths import BUILD
 from benchmarks.report import markdown_table, write_report
 from engram.cluster.bulk import answered_on
 from engram.cluster.connect import ClusterSettings
-from engram.inference.bulk.answering import Answering, answered_here
+from engram.inference.bulk.answering import Answering, Questions, answered_here
 from engram.inference.bulk.bulk_settings import BulkSettings
 from engram.inference.bulk.predict_to import predict_to
 from engram.model import MemoryViT
@@ -158,7 +158,8 @@ def answer(
             if trouble is not None:
                 trouble(done)
 
-    predict_to(model, [str(photos)], out, SETTINGS, answering=answering, progress=progress)
+    questions = Questions(model, list(model.tasks), SETTINGS)
+    predict_to(questions, [str(photos)], out, answering=answering, progress=progress)
     run.seconds = time.perf_counter() - began
 
 

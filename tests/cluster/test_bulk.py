@@ -48,6 +48,10 @@ def model(small_backbone: Path) -> MemoryViT:
     return model
 
 
+def ask(model: MemoryViT) -> Questions:
+    return Questions(model, ["colours"], SETTINGS)
+
+
 class Losses:
     """Told of the progress, kills an actor, and later removes a node."""
 
@@ -76,13 +80,13 @@ def test_the_table_is_that_of_one_machine_whatever_is_lost(
 ) -> None:
     """And two parts, which one machine wrote, are not computed again."""
     sources, alone, out = [str(photos)], tmp_path / "alone", tmp_path / "together"
-    predict_to(model, sources, alone, SETTINGS)
+    predict_to(ask(model), sources, alone)
     out.mkdir()
     for name in ("_job.json", "part-000002.parquet", "part-000007.parquet"):
         shutil.copy(alone / name, out / name)
     losses, settings = Losses(cluster), ClusterSettings(actors=2)
     on = answered_on("ray", sources, settings)
-    result = predict_to(model, sources, out, SETTINGS, answering=on, progress=losses)
+    result = predict_to(ask(model), sources, out, answering=on, progress=losses)
     assert (result.images, result.errors, result.resumed) == (IMAGES, 1, 20)
     assert losses.waiting == []
     tables = [pyarrow.parquet.read_table(folder) for folder in (alone, out)]
@@ -95,23 +99,23 @@ def test_silence_ends_in_a_sentence(cluster: Any, model: MemoryViT) -> None:
     object.__setattr__(settings, "timeout", 0.0)  # shorter than a user may ask for
     batches = iter([ItemBatch(0, 0, (Item("a.png"),))])
     with pytest.raises(EngramError, match="no answer for 0 seconds"):
-        list(answered_on("ray", [], settings)(Questions(model, ["colours"], SETTINGS), batches))
+        list(answered_on("ray", [], settings)(ask(model), batches))
 
 
 def test_actors_that_no_node_can_hold_are_refused(cluster: Any, model: MemoryViT) -> None:
     batches = iter([ItemBatch(0, 0, (Item("a.png"),))])
     answering = answered_on("ray", [], ClusterSettings(gpus_per_actor=0.5))
     with pytest.raises(EngramError, match=r"1 CPUs and 0.5 GPUs"):
-        list(answering(Questions(model, ["colours"], SETTINGS), batches))
+        list(answering(ask(model), batches))
 
 
 def test_a_job_that_is_done_needs_no_cluster(
     model: MemoryViT, photos: Path, tmp_path: Path
 ) -> None:
     sources, out = [str(photos)], tmp_path / "answers"
-    predict_to(model, sources, out, SETTINGS)
+    predict_to(ask(model), sources, out)
     answering = answered_on("127.0.0.1:1", sources, ClusterSettings())
-    assert predict_to(model, sources, out, SETTINGS, answering=answering).resumed == IMAGES
+    assert predict_to(ask(model), sources, out, answering=answering).resumed == IMAGES
 
 
 def test_relative_paths_start_where_the_command_was_run(
@@ -119,13 +123,13 @@ def test_relative_paths_start_where_the_command_was_run(
 ) -> None:
     monkeypatch.chdir(os.getcwd())  # to come back
     Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(tmp_path / "a.png")
-    actor = ModelActor(Questions(model, ["colours"], SETTINGS), str(tmp_path), (), False)
+    actor = ModelActor(ask(model), str(tmp_path), (), False)
     good, bad = actor.rows((Item("a.png"), Item("b.png")))
     assert (good["image"], good["error"]) == ("a.png", None)
     assert "b.png: the file does not exist" in bad["error"]
 
 
 def test_a_node_that_does_not_see_the_images_says_so(model: MemoryViT) -> None:
-    questions = Questions(model, ["colours"], SETTINGS)
+    questions = ask(model)
     with pytest.raises(EngramError, match="has no /mnt/photos"):
         ModelActor(questions, "/nowhere", ("/mnt/photos",), False).rows(())

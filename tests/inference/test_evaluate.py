@@ -59,9 +59,10 @@ def test_data_of_other_classes_is_a_sentence(model: MemoryViT) -> None:
 
 
 def test_any_engine_may_compute_the_outputs(model: MemoryViT, colours: Path) -> None:
-    plain = answers(model, colours, "colours", workers=0)
+    test = load(colours)["test"]
+    plain = answers(model, test, "colours", workers=0)
     asked = OneByOne(TorchEngine(model, exact=True))
-    other = answers(model, colours, "colours", workers=0, engine=asked)
+    other = answers(model, test, "colours", workers=0, engine=asked)
     assert torch.allclose(plain.logits, other.logits, atol=1e-5)
     assert torch.equal(plain.samples, other.samples)
     assert other.metrics()["accuracy"] == evaluate(model, colours, "colours", workers=0)["accuracy"]

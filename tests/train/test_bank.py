@@ -103,7 +103,7 @@ def test_spots_are_found_and_where_they_are(data: Path, tmp_path: Path) -> None:
     assert found["test"]["pixel_auroc"] > 0.9
     assert found["test"]["recall"] > 0.8
     assert found["val"]["folds"] == 5
-    said = answers(model, splits, "good", workers=0)
+    said = answers(model, splits["test"], "good", workers=0)
     scores, labels = said.logits[:, 0].numpy(), said.labels.numpy()
     assert found["test"]["auroc"] == pytest.approx(roc_auc_score(labels, scores))
     assert found["test"]["average_precision"] == pytest.approx(

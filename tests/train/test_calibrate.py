@@ -48,7 +48,7 @@ def fitted(
 ) -> tuple[object, ...]:
     model = start(backbone, splits, **settings)
     result = engram.fit(model, "colours", splits, recipe, test=True)
-    kept = answers(model, splits, "colours", workers=0)
+    kept = answers(model, splits["test"], "colours", workers=0)
     return result.metrics, kept.logits, model
 
 

@@ -47,7 +47,7 @@ class LabelledTask:
         """A model's answers about the data, with the settings of `inference.evaluate.answers`."""
         from engram.inference.evaluate import answers
 
-        return answers(model, self.splits, self.name, split=self.split, **settings)
+        return answers(model, self.splits[self.split], self.name, **settings)
 
 
 def labelled_task(

@@ -53,7 +53,7 @@ def eval_command(
     progress: Watch,
 ) -> Description:
     """Measure tasks on data, all of them attached together."""
-    from engram.inference.engine import load_model
+    from engram.inference.engine import TorchEngine, load_model
     from engram.report.page import check_page_path
     from engram.util.processes import ProcessGroup
 
@@ -74,8 +74,9 @@ def eval_command(
         given[one.name] = one
 
     def measured(model: MemoryViT, name: str, when: str = "") -> Answers:
+        engine = TorchEngine(model, device=processes.device, precision=precision)
         return given[name].answers(
-            model, batch=batch, workers=workers, precision=precision, processes=processes,
+            model, engine=engine, batch=batch, workers=workers, processes=processes,
             progress=partial(progress, f"{name}{when}"),
         )  # fmt: skip
 

@@ -76,9 +76,9 @@ def predict_command(
         check_address(on)  # a wrong one is refused before the model is loaded
     from engram.data.folders import image_paths
     from engram.export.runtime import make_engine
-    from engram.inference.bulk.answering import Answering, answered_here
+    from engram.inference.bulk.answering import Answering, Questions, answered_here
     from engram.inference.bulk.predict_to import predict_to
-    from engram.inference.predict import predict
+    from engram.inference.predict import answered_names, predict
 
     model, others = _model_and_sources(sources, backbone, backbone_dtype)
     if out is None:
@@ -100,10 +100,10 @@ def predict_command(
         from engram.cluster.bulk import answered_on
 
         answering = answered_on(on, others, ClusterSettings(**cluster), progress)
+    questions = Questions(model, answered_names(model, tasks or None), settings, masks, make_engine)
     written = predict_to(
-        model, others, out, settings, tasks=tasks or None, masks=masks, overwrite=overwrite,
-        answering=answering, make_engine=make_engine, progress=progress,
-    )  # fmt: skip
+        questions, others, out, overwrite=overwrite, answering=answering, progress=progress
+    )
     return _description(written)
 
 

@@ -75,10 +75,13 @@ def evaluate(
         >>> scores["images"]
         4
     """
+    if not isinstance(data, (Splits, Dataset)):
+        data = load(data, split=split, like=model.task(task).spec)
+    processes = processes or ProcessGroup(device)
     answered = answers(
-        model, data, task,
-        split=split, batch=batch, workers=workers, transform=transform,
-        precision=precision, processes=processes or ProcessGroup(device), progress=progress,
+        model, data if isinstance(data, Dataset) else data[split], task,
+        engine=TorchEngine(model, device=processes.device, precision=precision),
+        batch=batch, workers=workers, transform=transform, processes=processes, progress=progress,
     )  # fmt: skip
     return answered.metrics(skip_bad)
 
@@ -121,27 +124,21 @@ class Answers:
 
 def answers(
     model: MemoryViT,
-    data: Data,
+    dataset: Dataset,
     task: str,
     *,
     engine: Engine | None = None,
-    split: str = "test",
     batch: int = 64,
     workers: int = DECODERS,
     transform: Transform | None = None,
-    precision: str = "fp32",
     processes: ProcessGroup | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Answers:
     """The answers of a task for every image of a split; without `processes`, in this one alone."""
-    kind, spec = model.task(task).kind, model.task(task).spec
-    if not isinstance(data, (Splits, Dataset)):
-        data = load(data, split=split, like=spec)
-    dataset = data if isinstance(data, Dataset) else data[split]
-    check_fits(spec, dataset)
+    kind, preprocessing = model.task(task).kind, model.preprocessing
+    check_fits(model.task(task).spec, dataset)
     device = model.backbone.device if processes is None else processes.device
-    engine = engine or TorchEngine(model, device=device, precision=precision)
-    preprocessing = model.preprocessing
+    engine = engine or TorchEngine(model, device=device)
     rank, world = (processes.rank, processes.world) if processes else (0, 1)
     loader = Loader(
         dataset, preprocessing, batch,

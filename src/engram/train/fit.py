@@ -205,7 +205,8 @@ def metrics_on_test(
     error that the test split would have without it.
     """
     answered = answers_of(
-        model, splits, name, workers=workers, transform=transform, processes=run.processes,
+        model, splits["test"], name,
+        workers=workers, transform=transform, processes=run.processes,
         progress=lambda done, total: run.progress("testing", done, total),
     )  # fmt: skip
     metrics = answered.metrics() | answered.without_leaks(find_leaks(splits, "test"))

@@ -129,8 +129,8 @@ def _answers(runner: SweepRunner, engram: Engram, splits: Splits) -> HeldOut:
     scratch = MemoryViT(runner.model.backbone)
     scratch.attach(engram)
     found = answers(
-        scratch.eval(), splits, runner.name,
-        split="val", workers=runner.recipe.workers, processes=runner.processes,
+        scratch.eval(), splits["val"], runner.name,
+        workers=runner.recipe.workers, processes=runner.processes,
     )  # fmt: skip
     return HeldOut.joined([(found.logits, found.labels, found.samples)])
 

@@ -11,18 +11,18 @@ from PIL import Image
 
 import engram
 from engram import EngramError, MemoryViT
-from engram.inference.bulk.answering import ItemBatch, Questions, answered_here, column, keep_masks
+from engram.inference.bulk.answering import ItemBatch, Questions, answered_here, column
 from engram.inference.bulk.bulk_settings import BulkSettings
 from engram.inference.bulk.decoders import Item
 
 
 @pytest.fixture
-def questions(small_backbone: Path) -> Questions:
+def questions(small_backbone: Path, tmp_path: Path) -> Questions:
     model = MemoryViT(engram.load_backbone(small_backbone)).eval()
     model.add_task("error", ["one", "two"])
     model.add_task("ground", ["one", "two"], kind="segmentation")
     settings = BulkSettings(decoders=0, logits=True)
-    return Questions(model, ["error", "ground"], settings, masks=True)
+    return Questions(model, ["error", "ground"], settings, tmp_path)
 
 
 def test_columns_have_names_of_their_own(questions: Questions) -> None:
@@ -59,7 +59,7 @@ def test_batches_keep_their_images_and_masks_become_files(
     rows = [row for _, some in found for row in some]
     assert [row["image"] for row in rows] == [item.name for item in items]
     assert [row["error"] is not None for row in rows] == [False, True, False, False]
-    keep_masks(rows, 40, questions.masked, tmp_path)
+    questions.keep_masks(rows, 40)
     assert rows[3]["ground.mask"] == str(tmp_path / "000000043-3.ground.png")
     assert Image.open(tmp_path / "000000043-3.ground.png").size == (16, 16)
     assert not list(tmp_path.glob("000000041*"))

@@ -28,6 +28,7 @@ from tests.support.runs import written
 
 import engram
 from engram import EngramError, MemoryViT
+from engram.inference.bulk.answering import Questions
 from engram.inference.bulk.bulk_settings import BulkSettings
 from engram.inference.bulk.decoders import Item
 from engram.inference.bulk.predict_to import predict_to
@@ -59,6 +60,12 @@ def model(small_backbone: Path) -> MemoryViT:
 SETTINGS = BulkSettings(rows=4, batch=3, decoders=0)
 
 
+def ask(
+    model: MemoryViT, settings: BulkSettings = SETTINGS, masks: Path | None = None
+) -> Questions:
+    return Questions(model, list(model.tasks), settings, masks)
+
+
 def rows_of(path: Path) -> list[dict[str, Any]]:
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text().splitlines()]
@@ -76,7 +83,7 @@ def _records(cell: Any) -> Any:
 def test_answers_are_those_of_predict(
     model: MemoryViT, photos: Path, tmp_path: Path, name: str
 ) -> None:
-    result = predict_to(model, [str(photos)], tmp_path / name, SETTINGS)
+    result = predict_to(ask(model), [str(photos)], tmp_path / name)
     assert (result.images, result.errors, result.resumed) == (25, 1, 0)
     rows = rows_of(tmp_path / name)
     paths = sorted(str(path) for path in photos.iterdir())
@@ -111,7 +118,7 @@ def test_answers_are_those_of_predict(
 def test_logits_embeddings_and_masks(model: MemoryViT, photos: Path, tmp_path: Path) -> None:
     settings = BulkSettings(rows=10, decoders=0, logits=True, embed=True)
     out = tmp_path / "a.parquet"
-    predict_to(model, [str(photos / "00.png")], out, settings, masks=tmp_path / "masks")
+    predict_to(ask(model, settings, tmp_path / "masks"), [str(photos / "00.png")], out)
     [row] = rows_of(out)
     preprocessing = model.preprocessing
     view = engram.images.evaluation_view(photos / "00.png", preprocessing)
@@ -130,14 +137,14 @@ def test_an_interrupted_job_goes_on_and_computes_nothing_twice(
     model: MemoryViT, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, out = tmp_path / "whole.parquet", tmp_path / "a.parquet"
-    predict_to(model, [str(photos)], whole, SETTINGS)
+    predict_to(ask(model), [str(photos)], whole)
 
     def stop(what: str, done: int, total: int, note: str = "") -> None:
         if done == 11:  # in the third part
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(engram.errors.Interrupted, match="8 images are kept"):
-        predict_to(model, [str(photos)], out, SETTINGS, progress=stop)
+        predict_to(ask(model), [str(photos)], out, progress=stop)
     assert not out.exists()
     seen: list[int] = []
     run = model.with_familiarity
@@ -147,7 +154,7 @@ def test_an_interrupted_job_goes_on_and_computes_nothing_twice(
         return run(pixels, *more)
 
     monkeypatch.setattr(model, "with_familiarity", counted)
-    result = predict_to(model, [str(photos)], out, SETTINGS)
+    result = predict_to(ask(model), [str(photos)], out)
     assert (result.images, result.resumed) == (25, 8)
     assert sum(seen) == 25 - 8
     assert rows_of(out) == rows_of(whole)
@@ -155,13 +162,13 @@ def test_an_interrupted_job_goes_on_and_computes_nothing_twice(
 
 def test_another_job_is_not_continued(model: MemoryViT, photos: Path, tmp_path: Path) -> None:
     source, out = Path(shutil.copytree(photos, tmp_path / "photos")), tmp_path / "answers"
-    predict_to(model, [str(source)], out, SETTINGS)
+    predict_to(ask(model), [str(source)], out)
     (source / "00.png").rename(source / "99.png")
     with pytest.raises(EngramError, match="added, removed or renamed"):
-        predict_to(model, [str(source)], out, SETTINGS)
+        predict_to(ask(model), [str(source)], out)
     with pytest.raises(EngramError, match="top_k"):
-        predict_to(model, [str(source)], out, BulkSettings(rows=4, decoders=0, top_k=1))
-    assert predict_to(model, [str(source)], out, SETTINGS, overwrite=True).resumed == 0
+        predict_to(ask(model, BulkSettings(rows=4, decoders=0, top_k=1)), [str(source)], out)
+    assert predict_to(ask(model), [str(source)], out, overwrite=True).resumed == 0
 
 
 def test_what_is_there_is_not_replaced_by_itself(
@@ -170,14 +177,14 @@ def test_what_is_there_is_not_replaced_by_itself(
     out = tmp_path / "a.jsonl"
     out.write_text("mine\n")
     with pytest.raises(EngramError, match="--overwrite"):
-        predict_to(model, [str(photos)], out, SETTINGS)
+        predict_to(ask(model), [str(photos)], out)
     assert out.read_text() == "mine\n"
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
     with pytest.raises(EngramError, match="not empty"):
-        predict_to(model, [str(photos)], tmp_path / "full", SETTINGS, overwrite=True)
+        predict_to(ask(model), [str(photos)], tmp_path / "full", overwrite=True)
     with pytest.raises(EngramError, match=r"\.parquet, \.jsonl or \.csv"):
-        predict_to(model, [str(photos)], tmp_path / "a.xlsx", SETTINGS)
+        predict_to(ask(model), [str(photos)], tmp_path / "a.xlsx")
 
 
 def test_kill_9_at_any_time_loses_nothing(
@@ -241,9 +248,9 @@ def test_few_large_members_of_an_archive_are_in_memory(
     source = tmp_path / "a.tar.gz"
     source.write_bytes(b"".join(pieces) + gzip.compress(bytes(1024)))
     settings = replace(SETTINGS, decoders=decoders)
-    predict_to(model, [str(photos / "00.png")], tmp_path / "first.jsonl", settings)
+    predict_to(ask(model, settings), [str(photos / "00.png")], tmp_path / "first.jsonl")
     tracemalloc.start()
-    result = predict_to(model, [str(source)], tmp_path / "a.jsonl", settings)
+    result = predict_to(ask(model, settings), [str(source)], tmp_path / "a.jsonl")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (result.images, result.errors) == (6, 6)
@@ -263,14 +270,14 @@ def test_a_job_on_a_damaged_archive_goes_on_after_repair(
 ) -> None:
     source, out = packed(photos, tmp_path / name), tmp_path / "answers.jsonl"
     whole = tmp_path / "whole.jsonl"
-    predict_to(model, [str(source)], whole, SETTINGS)
+    predict_to(ask(model), [str(source)], whole)
     good = source.read_bytes()
     source.write_bytes(good[: len(good) // 2])
     with pytest.raises(EngramError, match=r"damaged at byte .* images are kept"):
-        predict_to(model, [str(source)], out, SETTINGS)
+        predict_to(ask(model), [str(source)], out)
     assert not out.exists()
     source.write_bytes(good)
-    result = predict_to(model, [str(source)], out, SETTINGS)
+    result = predict_to(ask(model), [str(source)], out)
     assert (result.images, result.resumed > 4) == (25, True)
     assert [row["image"] for row in rows_of(out)] == [row["image"] for row in rows_of(whole)]
 
@@ -283,10 +290,10 @@ def test_answers_from_an_archive_with_a_wrong_checksum_are_not_kept(
     archive.write_bytes(good[:-8] + bytes(4) + good[-4:])
     first = str(photos / "00.png")
     with pytest.raises(EngramError, match=r"a\.tar\.gz is damaged"):
-        predict_to(model, [*[first] * 5, str(archive)], out, SETTINGS)
+        predict_to(ask(model), [*[first] * 5, str(archive)], out)
     assert len(list(out.glob("part-*"))) == 1  # its four images are not of the archive
     archive.write_bytes(good)
-    assert predict_to(model, [*[first] * 5, str(archive)], out, SETTINGS).resumed == 4
+    assert predict_to(ask(model), [*[first] * 5, str(archive)], out).resumed == 4
 
 
 @pytest.mark.parametrize("decoders", [0, 1])
@@ -306,7 +313,7 @@ def test_asking_to_stop_ends_a_job_that_waits_for_its_sources(
     monkeypatch.setattr("engram.inference.bulk.predict_to.read_items", endless)
     settings = BulkSettings(decoders=decoders)
     with pytest.raises(engram.errors.Interrupted):
-        predict_to(model, [str(photos)], tmp_path / "a.jsonl", settings)
+        predict_to(ask(model, settings), [str(photos)], tmp_path / "a.jsonl")
 
 
 def test_two_jobs_on_one_output_lose_nothing(
@@ -336,7 +343,7 @@ def test_sigterm_ends_a_job_that_waits_for_its_list(
 
     monkeypatch.setattr("sys.stdin", Waiting("".join(f"{photos}/{i:02}.png\n" for i in range(5))))
     with pytest.raises(engram.errors.Interrupted, match="continue"):
-        predict_to(model, ["-"], tmp_path / "a.jsonl", SETTINGS)
+        predict_to(ask(model), ["-"], tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.csv"])
@@ -352,6 +359,6 @@ def test_hostile_entries_are_rows_with_errors(
     bad = ["/dev/zero", "pipe.png", "self.png", "sparse.png", "reference://x", "a\0b", "x" * 70_000]
     lines = [*map(os.fsencode, bad), b"\xff.png", os.fsencode(photos / "01.png")]
     (tmp_path / "list.txt").write_bytes(b"\n".join(lines))
-    result = predict_to(model, [str(tmp_path / "list.txt")], tmp_path / name, SETTINGS)
+    result = predict_to(ask(model), [str(tmp_path / "list.txt")], tmp_path / name)
     assert (result.images, result.errors) == (9, 7)
     assert [bool(row.get("error")) for row in rows_of(tmp_path / name)] == [True] * 7 + [False] * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -52,7 +52,7 @@ class Questions:
     model: MemoryViT
     names: Sequence[str]
     settings: BulkSettings
-    masks: bool = False  # whether answers of segmentation keep their masks
+    masks: Path | None = None  # a folder for masks and heat maps; without it there are none
     make_engine: MakeEngine = torch_engine
 
     @cached_property
@@ -78,7 +78,7 @@ class Questions:
         for name in self.names:
             task = self.model.task(name)
             for part, type_ in task.kind.table_columns(task.spec.classes).items():
-                if (full := column(name, part)) not in self.masked or self.masks:
+                if (full := column(name, part)) not in self.masked or self.masks is not None:
                     answers.append((full, type_))
             if task.statistics is not None:
                 numbers.append((f"{column(name)}.familiarity", "number"))
@@ -99,7 +99,7 @@ class Questions:
     def rows(self, batch: Sequence[DecodedItem]) -> list[Row]:
         """The rows about one batch. An image that cannot be read has an error.
 
-        Masks are PNG, as `predict` gives them; `keep_masks` makes files of them.
+        Masks are PNG, as `predict` gives them, until `keep_masks` makes files of them.
         """
         rows: list[Row] = [{"image": one.name, "error": one.error or None} for one in batch]
         views = {
@@ -118,7 +118,7 @@ class Questions:
             row["error"] = result.get("error")
             for name, answer in result["tasks"].items():
                 for part, cell in model.task(name).kind.table_row(answer).items():
-                    if self.masks or column(name, part) not in self.masked:
+                    if self.masks is not None or column(name, part) not in self.masked:
                         row[column(name, part)] = cell
             for name, value in result.get("familiarity", {}).items():
                 row[f"{column(name)}.familiarity"] = value
@@ -127,6 +127,20 @@ class Questions:
             for name, vector in vectors.items():
                 row[f"{name}.embedding"] = vector[i].numpy()
         return rows
+
+    def keep_masks(self, rows: Sequence[Row], number: int) -> None:
+        """Write the masks of rows as files, and put their paths in their place.
+
+        `number` is that of the first row among all.
+        """
+        if self.masks is None:
+            return
+        for i, row in enumerate(rows, number):
+            for mask in self.masked.keys() & row.keys():
+                stem = Path(row["image"]).stem.encode()[:_STEM].decode(errors="ignore")
+                path = self.masks / f"{i:09}-{stem}.{self.masked[mask]}.png"
+                write_atomically(path, base64.b64decode(row[mask].partition(",")[2]))
+                row[mask] = str(path)
 
 
 def column(name: str, part: str = "") -> str:
@@ -163,17 +177,3 @@ def answered_here(questions: Questions, batches: Iterator[ItemBatch]) -> Answere
             yield batch, questions.rows([first, *others])
     finally:
         decoders.close()
-
-
-def keep_masks(rows: Sequence[Row], number: int, masked: Mapping[str, str], folder: Path) -> None:
-    """Write masks as files into a folder, and put their paths in their place.
-
-    `number` is that of the first row among all, `masked` are the columns and their tasks.
-    """
-    for i, row in enumerate(rows, number):
-        for mask, name in masked.items():
-            if mask in row:
-                stem = Path(row["image"]).stem.encode()[:_STEM].decode(errors="ignore")
-                path = folder / f"{i:09}-{stem}.{name}.png"
-                write_atomically(path, base64.b64decode(row[mask].partition(",")[2]))
-                row[mask] = str(path)
