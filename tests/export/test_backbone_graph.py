@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engram import MemoryViT
 from engram.export.onnx_engine import BackboneGraph
+from engram.export.runtime import Runtime
 from engram.export.verify import generated_pixels
 from engram.methods.forward import FastPass
 from engram.methods.masked import JoinedMemory
@@ -58,6 +59,6 @@ def test_without_tasks_it_is_the_plain_backbone(model: MemoryViT, graph: Backbon
         x = model.backbone.encode(model.backbone.embed(pixels), pixels.shape[-2:])
     assert torch.allclose(raw, x, atol=1e-4)
     assert not layers
-    assert graph.fits(model.backbone, adapters=True)
-    assert graph.fits(model.backbone, adapters=False)
-    assert not graph.fits(new_model().backbone, adapters=False)
+    assert graph.fits(model.backbone, Runtime(), adapters=True)
+    assert graph.fits(model.backbone, Runtime(), adapters=False)
+    assert not graph.fits(new_model().backbone, Runtime(), adapters=False)

@@ -67,23 +67,14 @@ class OnnxEngine(Engine):
         methods = {name: task.method for name, task in model.tasks.items()}
         pixels, expected = expected_outputs(model, self.names)
         streams = [name for name, method in methods.items() if method.streams]
-        self.memory: Memory | None = None
-        if streams:
-            with torch.no_grad():
-                joined = model.join(streams)
-            assert isinstance(joined, JoinedMemory)
-            self.memory = joined.memory
-        adapters = self.memory is not None and self.memory.bank is not None
-        old = before if isinstance(before, OnnxEngine) and before.runtime == runtime else None
-        if old is not None and old.graph.fits(model.backbone, adapters):
-            graph = old.graph
-        else:
-            graph = BackboneGraph(model.backbone, pixels, runtime, adapters=adapters)
-        self.graph: BackboneGraph = graph
-        self.inputs: MemoryTensors | None = None
-        if self.memory is not None:
-            with torch.no_grad():
-                self.inputs = self.memory.tensors(model.backbone, self.graph.adapters)
+        with torch.no_grad():
+            self.memory = _memory(model, streams) if streams else _no_tasks(model.backbone)
+            adapters = self.memory.bank is not None
+            graph = before.graph if isinstance(before, OnnxEngine) else None
+            if graph is None or not graph.fits(model.backbone, runtime, adapters):
+                graph = BackboneGraph(model.backbone, pixels, runtime, adapters=adapters)
+            self.graph: BackboneGraph = graph
+            self.inputs = self.memory.tensors(model.backbone, graph.adapters)
         self.reads_layers = any(
             method.needs & (Needs.LAYERS | Needs.STATISTICS) and not method.streams
             for method in methods.values()
@@ -95,7 +86,7 @@ class OnnxEngine(Engine):
         if self.runtime.rounds and len(pixels) > 1 and self.model.backbone.config.norm == "rms":
             return OneByOne(self).with_familiarity(pixels, tasks)
         raw, tokens, layers = self.graph.run(pixels, self.inputs, self.reads_layers)
-        streams = self.memory.split(tokens) if self.memory else {}
+        streams = self.memory.split(tokens)
         size = (pixels.shape[-2], pixels.shape[-1])
         # A product of one row is computed in another order than one of several: last bits would
         # depend on how many images there are, and on which tasks stand side by side.
@@ -143,18 +134,19 @@ class BackboneGraph:
     ) -> None:
         own = backbone.at_size((pixels.shape[-2], pixels.shape[-1]))
         own = own.cpu().requires_grad_(False).eval()
-        self.backbone, self.adapters, self.depth = backbone, adapters, backbone.config.depth
+        self.backbone, self.runtime, self.adapters = backbone, runtime, adapters
         with torch.no_grad():
             own.keep_positions()
-            self.nothing = _no_tasks(own, adapters)
+            self.nothing = _no_tasks(own).tensors(own, adapters)
             proto = backbone_proto(own, self.nothing)
         if runtime.precision == "int8":
             quantise(proto, [_feeds(image, self.nothing) for image in torch.split(pixels, 1)])
         self._session = runtime.open(proto.SerializeToString())
 
-    def fits(self, backbone: ViT, adapters: bool) -> bool:
-        """Whether it can run this backbone, with streams that have adapters or have none."""
-        return self.backbone is backbone and (self.adapters or not adapters)
+    def fits(self, backbone: ViT, runtime: Runtime, adapters: bool) -> bool:
+        """Whether it runs this backbone so, with streams that have adapters or have none."""
+        same = self.backbone is backbone and self.runtime == runtime
+        return same and (self.adapters or not adapters)
 
     def run(
         self, pixels: Tensor, memory: MemoryTensors | None = None, layers: bool = False
@@ -164,8 +156,7 @@ class BackboneGraph:
         With `layers` also the backbone's normed tokens of every layer, (b, n, D) each.
         """
         names = ["backbone", "streams"]
-        if layers:
-            names += [f"layer{i}" for i in range(self.depth)]
+        names += [f"layer{i}" for i in range(self.backbone.config.depth if layers else 0)]
         found = self._session.run(names, _feeds(pixels, memory or self.nothing))
         raw, streams, *normed = map(torch.from_numpy, found)
         return raw, streams, normed
@@ -182,12 +173,18 @@ def _feeds(pixels: Tensor, memory: MemoryTensors) -> dict[str, Array]:
     return {name: tensor.detach().contiguous().numpy() for name, tensor in inputs.items()}
 
 
-def _no_tasks(backbone: ViT, adapters: bool) -> MemoryTensors:
+def _memory(model: MemoryViT, streams: Sequence[str]) -> Memory:
+    joined = model.join(streams)
+    assert isinstance(joined, JoinedMemory)
+    return joined.memory
+
+
+def _no_tasks(backbone: ViT) -> Memory:
     """A stream that nobody asked for, where there is no task: no axis of the graph is empty."""
     config = backbone.config
     cells = torch.zeros(config.depth, 0, config.width)
     own = torch.zeros(1, config.width) if backbone.class_token is None else backbone.class_token
-    return Memory(backbone, [Stream("", own, cells)]).tensors(backbone, adapters)
+    return Memory(backbone, [Stream("", own, cells)])
 
 
 # Tracing: the tokens before the first layer, and one layer

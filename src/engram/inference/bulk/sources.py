@@ -130,16 +130,14 @@ def _below_address(source: str, suffix: str) -> Iterator[Item]:
 
 
 def _listed(text: IO[str], source: str, allowed: Allowed) -> Iterator[Item]:
-    """The paths of a list; a line that is too long for one is an image that cannot be read."""
-    while line := text.readline(_LINE + 1):
+    """The paths of a list; of a line that is too long for one, only the beginning is kept."""
+    while line := text.readline(_LINE + 2):
         if line.startswith(("\udcff\udcfe", "\udcfe\udcff")):
             raise ValueError("it is text in UTF-16; save it as UTF-8")
-        if len(line) > _LINE:
-            shown = line[:_SHOWN]
-            while line and not line.endswith("\n"):
-                line = text.readline(_LINE)
-            yield Item(f"{shown}…", problem=f"the line has more than {_LINE:,} characters")
-        elif line.strip():
+        rest = line
+        while rest and not rest.endswith("\n"):
+            rest = text.readline(_LINE)
+        if line.strip():
             yield _named(source, line.strip("\r\n"), allowed)
 
 
