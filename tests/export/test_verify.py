@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -10,8 +11,19 @@ from torch import Tensor
 
 from engram.export.verify import BATCHES, Difference, compare, generated_pixels
 from engram.images.preprocessing import Preprocessing
+from engram.inference.engine import Computed, Engine
 
 PIXELS = generated_pixels(Preprocessing((8, 8), None), sum(BATCHES))
+
+
+class Fixed(Engine):
+    """An engine that answers as a function does."""
+
+    def __init__(self, forward: Callable[[Tensor], dict[str, Tensor]]) -> None:
+        self.forward = forward
+
+    def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
+        return self.forward(pixels), {}
 
 
 def double(pixels: Tensor) -> dict[str, Tensor]:
@@ -19,7 +31,7 @@ def double(pixels: Tensor) -> dict[str, Tensor]:
 
 
 def test_equal_logits_have_no_difference() -> None:
-    (found,) = compare(double, PIXELS, double(PIXELS)).values()
+    (found,) = compare(Fixed(double), PIXELS, double(PIXELS)).values()
     assert (found.largest, found.relative, found.agreement) == (0, 0, 1)
     assert found.size == float(double(PIXELS)["task"].abs().max())
     assert found.acceptable("fp32")
@@ -29,7 +41,7 @@ def test_a_difference_that_appears_in_one_batch_size_only_is_found() -> None:
     def wrong(pixels: Tensor) -> dict[str, Tensor]:
         return {"task": double(pixels)["task"] + (len(pixels) == max(BATCHES))}
 
-    (found,) = compare(wrong, PIXELS, double(PIXELS)).values()
+    (found,) = compare(Fixed(wrong), PIXELS, double(PIXELS)).values()
     assert found.largest == pytest.approx(1)
     assert not found.acceptable("fp32")
 
@@ -38,7 +50,7 @@ def test_logits_that_are_not_finite_are_refused() -> None:
     def broken(pixels: Tensor) -> dict[str, Tensor]:
         return {"task": torch.full((len(pixels), 5), math.nan)}
 
-    (found,) = compare(broken, PIXELS, double(PIXELS)).values()
+    (found,) = compare(Fixed(broken), PIXELS, double(PIXELS)).values()
     assert found.largest == math.inf
     assert not found.acceptable("fp32")
     assert not found.acceptable("int8")

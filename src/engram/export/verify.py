@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +24,6 @@ TOLERANCE = 1e-4
 FAMILIARITY_TOLERANCE = 1e-3
 #: Where rounding is intended: norm of the error over norm of the output.
 ROUNDING_TOLERANCES = {"bf16": 0.1, "int8": 0.5, "int8 weights": 0.2, "float16 weights": 0.1}
-
-Forward = Callable[[Tensor], Mapping[str, Tensor]]  # normalised pixels to outputs by name
 
 
 @dataclass(frozen=True)
@@ -66,10 +64,12 @@ def by_output(
 
 
 def compare(
-    forward: Forward, pixels: Tensor, expected: Mapping[str, Tensor]
+    engine: Engine, pixels: Tensor, expected: Mapping[str, Tensor]
 ) -> dict[str, Difference]:
     """Run the images in batches of several sizes, and compare the outputs with those expected."""
-    parts = [forward(part) for part in torch.split(pixels, list(BATCHES))]
+    names = [name for name in expected if ":" not in name]  # the others are familiarity
+    batches = torch.split(pixels, list(BATCHES))
+    parts = [by_output(*engine.with_familiarity(batch, names)) for batch in batches]
     return {
         name: _difference(torch.cat([part[name] for part in parts]), outputs)
         for name, outputs in expected.items()
@@ -80,12 +80,7 @@ def verified(
     engine: Engine, pixels: Tensor, expected: Mapping[str, Tensor], precision: str, end: str
 ) -> dict[str, Difference]:
     """Differences of outputs from those expected; too much is an EngramError with this `end`."""
-    names = [name for name in expected if ":" not in name]  # the others are familiarity
-
-    def forward(some: Tensor) -> dict[str, Tensor]:
-        return by_output(*engine.with_familiarity(some, names))
-
-    differences = compare(forward, pixels, expected)
+    differences = compare(engine, pixels, expected)
     for name, found in differences.items():
         task, _, familiarity = name.partition(":")
         tolerance = FAMILIARITY_TOLERANCE if familiarity else TOLERANCE
