@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engram.export.verify import BATCHES, Difference, compare, generated_pixels
 from engram.images.preprocessing import Preprocessing
-from engram.inference.engine import Computed, Engine
+from engram.inference.engine import Engine, Outputs
 
 PIXELS = generated_pixels(Preprocessing((8, 8), None), sum(BATCHES))
 
@@ -22,8 +22,8 @@ class Fixed(Engine):
     def __init__(self, forward: Callable[[Tensor], dict[str, Tensor]]) -> None:
         self.forward = forward
 
-    def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
-        return self.forward(pixels), {}
+    def run(self, pixels: Tensor, tasks: Sequence[str], familiarity: bool = False) -> Outputs:
+        return self.forward(pixels)
 
 
 def double(pixels: Tensor) -> dict[str, Tensor]:

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from engram import EngramError, MemoryViT
 from engram.images.preprocessing import normalise
-from engram.inference.engine import Computed, Engine, OneByOne, TorchEngine, on_cpu, stack_views
+from engram.inference.engine import (
+    Engine,
+    OneByOne,
+    Outputs,
+    TorchEngine,
+    by_output,
+    on_cpu,
+    stack_views,
+)
 
 
 @pytest.mark.parametrize("name", ["base", "task0", "task5"])
@@ -44,11 +52,12 @@ def test_outputs_familiarity_and_the_backbones_vectors_come_from_one_pass(
     familiar(family.task("task0"))
     engine = TorchEngine(family)
     outputs, familiarity, vectors = engine.with_base(pixels, ["task0", "task3"])
-    expected = engine.with_familiarity(pixels, ["task0", "task3"])
-    for found, known in zip((outputs, familiarity), expected, strict=True):
-        assert list(found) == list(known)
-        for name, values in found.items():
-            torch.testing.assert_close(values, known[name], rtol=1e-4, atol=1e-4)
+    found, expected = (
+        by_output(outputs, familiarity),
+        engine.run(pixels, ["task0", "task3"], familiarity=True),
+    )
+    assert list(found) == list(expected) == ["task0", "task3", "task0:familiarity"]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(vectors, engine.embed(pixels, ["base"])["base"])
     assert engine.with_base(pixels, [])[:2] == ({}, {})
 
@@ -59,10 +68,10 @@ class Counting(Engine):
     def __init__(self) -> None:
         self.batches: list[int] = []
 
-    def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
+    def run(self, pixels: Tensor, tasks: Sequence[str], familiarity: bool = False) -> Outputs:
         self.batches.append(len(pixels))
         scale = pixels.abs().amax()
-        return {name: pixels.mean((2, 3)) / scale + i for i, name in enumerate(tasks)}, {}
+        return {name: pixels.mean((2, 3)) / scale + i for i, name in enumerate(tasks)}
 
 
 def test_one_by_one_asks_for_a_single_image_at_a_time(pixels: Tensor) -> None:
@@ -99,10 +108,10 @@ def test_views_and_stack_views_a_client_make_one_batch(family: MemoryViT) -> Non
 
 def test_scores_come_with_the_outputs_of_the_same_pass(family: MemoryViT, pixels: Tensor) -> None:
     engine, names = TorchEngine(family), ["base", *family.tasks]
-    outputs, familiarity = engine.with_familiarity(pixels, names)
-    assert (outputs.keys(), familiarity) == (set(names), {})
+    outputs = engine.run(pixels, names, familiarity=True)
+    assert list(outputs) == names
     familiar(family.task("task3"))
-    again, familiarity = engine.with_familiarity(pixels, names)
-    assert familiarity.keys() == {"task3"}
+    again = engine.run(pixels, names, familiarity=True)
+    assert list(again) == [*names, "task3:familiarity"]
     assert all(torch.equal(again[name], outputs[name]) for name in names)
-    assert engine.with_familiarity(pixels, ["base", "task1"])[1] == {}
+    assert list(engine.run(pixels, ["base", "task1"], familiarity=True)) == ["base", "task1"]

@@ -182,7 +182,7 @@ def test_a_shadow_that_fails_answers_nobody(
         raise RuntimeError("no memory")
 
     before = asked(attached, "third")
-    monkeypatch.setattr(own.engine, "with_familiarity", fails)
+    monkeypatch.setattr(own.engine, "run", fails)
     for _ in range(3):
         assert asked(attached, "third") == before
     monkeypatch.undo()

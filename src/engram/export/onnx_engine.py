@@ -30,7 +30,7 @@ from engram.export.write import (
     converted,
     quiet_exporters,
 )
-from engram.inference.engine import Computed, Engine, OneByOne, join_images
+from engram.inference.engine import Engine, OneByOne, Outputs, asked_for, by_output, join_images
 from engram.methods.adapters import PaddedAdapters
 from engram.methods.forward import Cached, FastPass
 from engram.methods.masked import JoinedMemory
@@ -81,10 +81,10 @@ class OnnxEngine(Engine):
         )
         verified(self, pixels, expected, runtime.precision, "it is not used")
 
-    def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
+    def run(self, pixels: Tensor, tasks: Sequence[str], familiarity: bool = False) -> Outputs:
         # With RMSNorm, last bits of the graph's tokens were seen to depend on the batch.
         if self.runtime.rounds and len(pixels) > 1 and self.model.backbone.config.norm == "rms":
-            return OneByOne(self).with_familiarity(pixels, tasks)
+            return OneByOne(self).run(pixels, tasks, familiarity)
         raw, tokens, layers = self.graph.run(pixels, self.inputs, self.reads_layers)
         streams = self.memory.split(tokens)
         size = (pixels.shape[-2], pixels.shape[-1])
@@ -98,8 +98,9 @@ class OnnxEngine(Engine):
                 own = {name: one[some] for name, one in streams.items()}
                 normed = [one[some] for one in layers]
                 cached = Cached(layers=normed, raw=raw[some], streams=own)
-                parts.append(self.model.with_familiarity_from_cache(cached, asked, size))
-        return join_images(parts, tasks)
+                found = self.model.with_familiarity_from_cache(cached, asked, size)
+                parts.append(asked_for(by_output(*found), tasks, familiarity))
+        return join_images(parts)
 
 
 # The graph of the backbone

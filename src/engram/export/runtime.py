@@ -19,10 +19,11 @@ from torch import Tensor
 
 from engram.errors import EngramError, Notice, flag
 from engram.inference.engine import (
-    Computed,
     Engine,
     EngineSettings,
     OneByOne,
+    Outputs,
+    asked_for,
     familiarity_name,
     torch_engine,
 )
@@ -70,30 +71,30 @@ class OnnxModel(Engine):
                 f"{name} is not an ONNX file that `engram export` wrote ({first_line(error)})."
             ) from None
 
-    def run(self, pixels: Tensor, tasks: Sequence[str] | None = None) -> dict[str, Tensor]:
+    def run(
+        self, pixels: Tensor, tasks: Sequence[str] | None = None, familiarity: bool = False
+    ) -> Outputs:
         """Compute the logits.
 
         Args:
             pixels: Normalised images, float (batch, 3, height, width).
             tasks: The tasks to answer. By default all of them.
+            familiarity: Also compute the familiarity of tasks that keep statistics.
 
         Returns:
-            The logits by task; "base" is the backbone's own head.
+            The logits by task; "base" is the backbone's own head. The familiarity of a task is
+            under its name with `:familiarity` behind it.
         """
-        return self.with_familiarity(pixels, self.tasks if tasks is None else tasks)[0]
-
-    def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
-        """Compute the logits, and the familiarity of tasks that keep statistics, both by task."""
-        names = list(dict.fromkeys(tasks))
+        names = list(dict.fromkeys(self.tasks if tasks is None else tasks))
         for name in names:
             if name not in self.tasks:
                 raise EngramError(f"There is no {name!r} in this file: {', '.join(self.tasks)}.")
         familiar = [name for name in names if "familiarity" in self.about["tasks"][name]]
-        array = pixels.detach().cpu().float().contiguous().numpy()
-        outputs = [*names, *map(familiarity_name, familiar)]
-        found = list(map(torch.from_numpy, self._session.run(outputs, {INPUT: array})))
-        logits = dict(zip(names, found, strict=False))
-        return logits, dict(zip(familiar, found[len(names) :], strict=True))
+        names += map(familiarity_name, familiar if familiarity else ())
+        found = self._session.run(
+            names, {INPUT: pixels.detach().cpu().float().contiguous().numpy()}
+        )
+        return dict(zip(names, map(torch.from_numpy, found), strict=True))
 
 
 class TorchProgram(Engine):
@@ -102,11 +103,8 @@ class TorchProgram(Engine):
     def __init__(self, file: Path | IO[bytes]) -> None:
         self._program = torch.export.load(file).module()
 
-    def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
-        outputs = self._program(pixels)
-        familiar = [name for name in tasks if familiarity_name(name) in outputs]
-        familiarity = {name: outputs[familiarity_name(name)] for name in familiar}
-        return {name: outputs[name] for name in tasks}, familiarity
+    def run(self, pixels: Tensor, tasks: Sequence[str], familiarity: bool = False) -> Outputs:
+        return asked_for(self._program(pixels), tasks, familiarity)
 
 
 @dataclass(frozen=True)

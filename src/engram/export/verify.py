@@ -13,7 +13,7 @@ from engram.data.scenes import draw_scenes
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
-from engram.inference.engine import Engine, familiarity_name
+from engram.inference.engine import Engine, by_output
 from engram.model import MemoryViT
 
 BATCHES = (1, 3, 8)  # sizes to try: any number of images must give the same answers
@@ -56,20 +56,13 @@ def expected_outputs(model: MemoryViT, names: Sequence[str]) -> tuple[Tensor, di
     return pixels, {name: values.cpu() for name, values in outputs.items()}
 
 
-def by_output(
-    outputs: Mapping[str, Tensor], familiarity: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Outputs and familiarity under the names that they have in an exported file."""
-    return {**outputs, **{familiarity_name(name): own for name, own in familiarity.items()}}
-
-
 def compare(
     engine: Engine, pixels: Tensor, expected: Mapping[str, Tensor]
 ) -> dict[str, Difference]:
     """Run the images in batches of several sizes, and compare the outputs with those expected."""
     names = [name for name in expected if ":" not in name]  # the others are familiarity
     batches = torch.split(pixels, list(BATCHES))
-    parts = [by_output(*engine.with_familiarity(batch, names)) for batch in batches]
+    parts = [engine.run(batch, names, familiarity=True) for batch in batches]
     return {
         name: _difference(torch.cat([part[name] for part in parts]), outputs)
         for name, outputs in expected.items()

@@ -26,8 +26,8 @@ from engram.errors import EngramError, flag
 from engram.export import standalone
 from engram.export.quantise import quantise, round_weights
 from engram.export.runtime import INPUT, KEY, OnnxModel, TorchProgram, require_onnx
-from engram.export.verify import Difference, by_output, expected_outputs, verified
-from engram.inference.engine import familiarity_name
+from engram.export.verify import Difference, expected_outputs, verified
+from engram.inference.engine import by_output, familiarity_name
 from engram.model import MemoryViT
 from engram.tasks.class_statistics import ClassStatistics
 from engram.util.files import check_writable, write_atomically

@@ -18,8 +18,8 @@ from engram.util.hub import PathOrHubId
 from engram.util.processes import ProcessGroup, dtype_for
 from engram.util.tensors import to_device
 
+Outputs: TypeAlias = dict[str, Tensor]  # by name: of tasks, and their familiarity
 Route: TypeAlias = Sequence[Sequence[str]] | None  # the tasks of each image
-Computed: TypeAlias = tuple[dict[str, Tensor], dict[str, Tensor]]  # outputs, familiarity, by task
 
 
 def familiarity_name(task: str) -> str:
@@ -27,16 +27,27 @@ def familiarity_name(task: str) -> str:
     return f"{task}:familiarity"
 
 
+def by_output(outputs: Mapping[str, Tensor], familiarity: Mapping[str, Tensor]) -> Outputs:
+    """Outputs and familiarity of `MemoryViT.with_familiarity` under their names."""
+    return {**outputs, **{familiarity_name(name): own for name, own in familiarity.items()}}
+
+
+def asked_for(outputs: Mapping[str, Tensor], tasks: Sequence[str], familiarity: bool) -> Outputs:
+    """Of these outputs those of tasks, and their familiarity where there is one."""
+    names = [*tasks, *(map(familiarity_name, tasks) if familiarity else ())]
+    return {name: outputs[name] for name in names if name in outputs}
+
+
 class Engine(ABC):
     """Computes the outputs of a model that does not change any more."""
 
     @abstractmethod
-    def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
-        """What `MemoryViT.with_familiarity` gives, on the device where it was computed."""
+    def run(self, pixels: Tensor, tasks: Sequence[str], familiarity: bool = False) -> Outputs:
+        """Outputs by task ("base" is the backbone's own) for normalised pixels (b, 3, h, w).
 
-    def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        """Outputs by task ("base" is the backbone's own) for normalised pixels (b, 3, h, w)."""
-        return self.with_familiarity(pixels, tasks)[0]
+        With `familiarity` also that of tasks that keep statistics, by `familiarity_name`. They are
+        where they were computed; `on_cpu` fetches them.
+        """
 
 
 class TorchEngine(Engine):
@@ -57,29 +68,28 @@ class TorchEngine(Engine):
         self.model, self.exact = model.to(self.device).eval(), exact
         self.dtype = dtype_for(precision, self.device)
 
-    def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+    def run(
+        self,
+        pixels: Tensor,
+        tasks: Sequence[str],
+        familiarity: bool = False,
+        route: Route = None,
+    ) -> Outputs:
         with self._inference():
-            pixels = to_device(pixels, self.device)
-            outputs: dict[str, Tensor] = self.model(pixels, list(tasks), self.exact)
-        return outputs
-
-    def with_familiarity(
-        self, pixels: Tensor, tasks: Sequence[str], route: Route = None
-    ) -> Computed:
-        with self._inference():
-            pixels = to_device(pixels, self.device)
-            return self.model.with_familiarity(pixels, list(tasks), self.exact, route)
+            asked = to_device(pixels, self.device), list(tasks), self.exact, route
+            if familiarity:
+                return by_output(*self.model.with_familiarity(*asked))
+            outputs: Outputs = self.model(*asked)
+            return outputs
 
     def embed(
         self, pixels: Tensor, names: Sequence[str] | None = None, route: Route = None
-    ) -> dict[str, Tensor]:
+    ) -> Outputs:
         with self._inference():
             return self.model.embed(to_device(pixels, self.device), names, self.exact, route)
 
-    def with_base(
-        self, pixels: Tensor, tasks: Sequence[str]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """`with_familiarity`, and the backbone's vectors of `embed`, in one pass."""
+    def with_base(self, pixels: Tensor, tasks: Sequence[str]) -> tuple[Outputs, Outputs, Tensor]:
+        """`MemoryViT.with_base`: outputs, familiarity, and the backbone's vectors of `embed`."""
         with self._inference():
             return self.model.with_base(to_device(pixels, self.device), list(tasks), self.exact)
 
@@ -120,7 +130,7 @@ def stack_views(
     return torch.cat([normalise(to_device(one, device), preprocessing) for one in batches])
 
 
-def on_cpu(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def on_cpu(outputs: Mapping[str, Tensor]) -> Outputs:
     """Outputs, fetched once for the whole pass: to look at a GPU's tensor is to wait for it."""
     return {name: output.float().cpu() for name, output in outputs.items()}
 
@@ -131,18 +141,14 @@ class OneByOne(Engine):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    def with_familiarity(self, pixels: Tensor, tasks: Sequence[str]) -> Computed:
+    def run(self, pixels: Tensor, tasks: Sequence[str], familiarity: bool = False) -> Outputs:
         single = torch.split(pixels, 1)
-        return join_images([self.engine.with_familiarity(one, tasks) for one in single], tasks)
+        return join_images([self.engine.run(one, tasks, familiarity) for one in single])
 
 
-def join_images(parts: Sequence[Computed], tasks: Sequence[str]) -> Computed:
-    """dict[str, Tensor] and familiarity of single images as those of a batch."""
-    outputs, familiarity = (
-        {n: torch.cat([part[i][n] for part in parts]) for n in tasks if n in parts[0][i]}
-        for i in (0, 1)
-    )
-    return outputs, familiarity
+def join_images(parts: Sequence[Mapping[str, Tensor]]) -> Outputs:
+    """The outputs of single images as those of a batch."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def load_model(

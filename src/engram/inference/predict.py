@@ -12,7 +12,7 @@ from engram.errors import EngramError, flag
 from engram.images.decode import BadImage
 from engram.images.inputs import ImageInput, decodable, each_image, image_name, is_one_image
 from engram.images.views import evaluation_view
-from engram.inference.engine import Computed, Engine, TorchEngine, on_cpu, stack_views
+from engram.inference.engine import Engine, TorchEngine, familiarity_name, on_cpu, stack_views
 from engram.model import MemoryViT
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, counter, silent
@@ -99,8 +99,8 @@ def predict(
                 results[-1]["error"] = str(error)
         if views:
             pixels = stack_views(views, model.preprocessing, processes.device)
-            computed = engine.with_familiarity(pixels, names)
-            found = results_about(model, [one["image"] for one in good], computed, top_k)
+            outputs = on_cpu(engine.run(pixels, names, familiarity=True))
+            found = results_about(model, [one["image"] for one in good], outputs, top_k)
             for result, answer in zip(good, found, strict=True):
                 result |= answer
         count(batch)
@@ -125,14 +125,14 @@ def answered_names(model: MemoryViT, tasks: Sequence[str] | None) -> list[str]:
 
 
 def results_about(
-    model: MemoryViT, images: Sequence[str], computed: Computed, top_k: int
+    model: MemoryViT, images: Sequence[str], outputs: Mapping[str, Tensor], top_k: int
 ) -> list[dict[str, Any]]:
     """The answers about a batch of images with these names, as `predict` gives them."""
-    outputs, familiarity = map(on_cpu, computed)
+    names = [name for name in outputs if ":" not in name]  # the others are familiarity
+    familiarity = {n: outputs[f] for n in names if (f := familiarity_name(n)) in outputs}
     results: list[dict[str, Any]] = []
     for i, image in enumerate(images):
-        own = {name: output[i] for name, output in outputs.items()}
-        answers, problem = answers_about(model, own, top_k)
+        answers, problem = answers_about(model, {name: outputs[name][i] for name in names}, top_k)
         results.append({"image": image, "tasks": answers})
         if familiarity:
             known = {name: shown_familiarity(values[i]) for name, values in familiarity.items()}

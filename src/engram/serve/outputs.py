@@ -88,10 +88,8 @@ def forward_views(
     if embeds:
         return own.embed(pixels, names, route)
     if own is snapshot.engine:
-        outputs, familiarity = own.with_familiarity(pixels, names, route)
-    else:
-        outputs, familiarity = snapshot.engine.with_familiarity(pixels, names)
-    return outputs | {familiarity_name(name): values for name, values in familiarity.items()}
+        return own.run(pixels, names, True, route)
+    return snapshot.engine.run(pixels, names, familiarity=True)
 
 
 def fetch(

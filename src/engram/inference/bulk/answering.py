@@ -109,11 +109,11 @@ class Questions:
             return rows
         model, settings, (engine, torch_engine) = self.model, self.settings, self.engines
         pixels = stack_views(list(views.values()), model.preprocessing, torch_engine.device)
-        outputs, familiarity = map(on_cpu, engine.with_familiarity(pixels, self.names))
+        outputs = on_cpu(engine.run(pixels, self.names, familiarity=True))
         vectors = on_cpu(torch_engine.embed(pixels)) if settings.embed else {}
         good = [rows[i] for i in views]
         names = [row["image"] for row in good]
-        found = results_about(model, names, (outputs, familiarity), settings.top_k)
+        found = results_about(model, names, outputs, settings.top_k)
         for i, (row, result) in enumerate(zip(good, found, strict=True)):
             row["error"] = result.get("error")
             for name, answer in result["tasks"].items():
