@@ -21,12 +21,11 @@ from torch.export import Dim
 from torch.func import functional_call
 
 from engram.export.quantise import Array, quantise
-from engram.export.runtime import INPUT, RUNTIMES, Runtime, require_onnx
+from engram.export.runtime import INPUT, RUNTIMES, Runtime
 from engram.export.verify import expected_outputs, verified
 from engram.export.write import (
     OPSET,
     check_exportable,
-    check_onnx_size,
     converted,
     quiet_exporters,
 )
@@ -60,8 +59,6 @@ class OnnxEngine(Engine):
         *,
         before: Engine | None = None,
     ) -> None:
-        require_onnx()
-        check_onnx_size(model)
         self.model, self.runtime, self.names = model, runtime, check_exportable(model)
         self.device = torch.device("cpu")
         methods = {name: task.method for name, task in model.tasks.items()}

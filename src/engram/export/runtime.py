@@ -258,7 +258,6 @@ class _WholeGraph(OnnxModel):
         from engram.export.verify import expected_outputs, verified
         from engram.export.write import check_exportable, onnx_file
 
-        require_onnx()
         names = check_exportable(model)
         precision = "int8" if runtime.precision == "int8" else "float32"
         graph, _ = onnx_file(model, names, precision, "it is not used")

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engram.errors import EngramError, flag
-from engram.export.runtime import require_onnx
 from engram.export.verify import Difference
 from engram.export.write import check_exportable, metadata, onnx_file
 from engram.model import MemoryViT
@@ -102,7 +101,6 @@ def export_web(
         raise EngramError(f"weights is {weights!r}; it can be {', '.join(WEIGHTS)}.")
     began, folder = time.monotonic(), Path(folder)
     check_site_folder(folder, overwrite)
-    require_onnx()
     webgpu = weights == "float32"
     wanted = (*_WASM, *_WEBGPU) if webgpu else _WASM
     copied = {} if runtime is None else _runtime_files(Path(runtime), wanted)

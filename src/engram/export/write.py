@@ -97,7 +97,6 @@ def export_onnx(
     """
     began, path = time.monotonic(), Path(path)
     check_output_path(path, overwrite, ["onnx"])
-    require_onnx()
     names = check_exportable(model, tasks)
     precision = "int8" if int8 else "float32"
     data, differences = onnx_file(model, names, precision, f"{path} was not written")
@@ -115,11 +114,9 @@ def onnx_file(
     `float16 weights`, `int8 weights`. Logits that differ too much are an EngramError, whose
     sentence has this `end`.
     """
-    check_onnx_size(model)
     pixels, expected = expected_outputs(model, names)
     proto, about = converted(trace(model, names, pixels)), metadata(model, names, precision)
-    familiar = [name for name in names if model.task(name).statistics is not None]
-    _rename_values(proto, [*names, *map(familiarity_name, familiar)])
+    _rename_values(proto, list(expected))
     del proto.metadata_props[:]
     proto.metadata_props.add(key=KEY, value=json.dumps(about))
     proto.producer_name, proto.producer_version = about["library"].split()
@@ -165,7 +162,7 @@ def export_torch(
     """
     began, path = time.monotonic(), Path(path)
     check_output_path(path, overwrite, ["torch"])
-    names = check_exportable(model, tasks)
+    names = check_exportable(model, tasks, onnx=False)
     pixels, expected = expected_outputs(model, names)
     about = {f"{KEY}.json": json.dumps(metadata(model, names))}
     file = io.BytesIO()
@@ -212,8 +209,12 @@ def write_script(path: Path) -> Path | None:
     return script
 
 
-def check_exportable(model: MemoryViT, tasks: Sequence[str] | None = None) -> list[str]:
+def check_exportable(
+    model: MemoryViT, tasks: Sequence[str] | None = None, *, onnx: bool = True
+) -> list[str]:
     """The names of the outputs; a model that cannot be exported is an EngramError."""
+    if onnx:
+        require_onnx()
     names = model.output_names(tasks)
     if not names:
         raise EngramError(
@@ -234,17 +235,13 @@ def check_exportable(model: MemoryViT, tasks: Sequence[str] | None = None) -> li
             f"The model is in {model.backbone.dtype}, and exported files are in "
             "torch.float32; cast it with model.float() first."
         )
-    return names
-
-
-def check_onnx_size(model: MemoryViT) -> None:
-    """Refuse a model that is too large for ONNX."""
     size = sum(p.numel() for p in model.parameters()) * 4
-    if size > MAX_ONNX_BYTES:
+    if onnx and size > MAX_ONNX_BYTES:
         raise EngramError(
             f"The model has {size / 1e9:.1f} GB of weights, and an ONNX file holds at most 2 GB; "
             "export it as .pt2, or serve it with the engine torch."
         )
+    return names
 
 
 # The model as a graph, in which everything that does not depend on the image is a constant
