@@ -27,7 +27,7 @@ from benchmarks.cluster.nodes import processes, three_nodes
 from benchmarks.paths import BUILD
 from benchmarks.report import markdown_table, write_report
 from engram.cluster.connect import FarmSettings
-from engram.cluster.farm import FarmResult, JobStatus, run_farm
+from engram.cluster.farm import Farm, JobStatus
 from engram.cluster.jobs import check_jobs, read_jobs
 from engram.cluster.trainers import Trainers, local_workers, ray_workers
 from engram.data.arrays import DIGITS
@@ -90,24 +90,26 @@ class Watch:
 
 def farm(
     name: str, workers_in: Callable[[Path], AbstractContextManager[Trainers]], watch: Watch
-) -> FarmResult:
+) -> Farm:
     """Run the jobs in a folder of their own, with a cache of their own."""
     folder = FOLDER / f"{name}.farm"
     os.environ["ENGRAM_CACHE"] = str(FOLDER / f"{name}.cache")
     plan = check_jobs(read_jobs(Path("jobs.toml"), folder, folder / "bundle"), print)
-    return run_farm(plan, folder, workers_in(folder), watch, retries=3)
+    farm = Farm(plan, folder, watch, retries=3)
+    farm.run(workers_in(folder))
+    return farm
 
 
 def on(address: str, folder: Path) -> AbstractContextManager[Trainers]:
     return ray_workers(FarmSettings(address, parallel=2), folder)
 
 
-def contents(result: FarmResult) -> dict[str, str]:
+def contents(result: Farm) -> dict[str, str]:
     """The content hash of every task in the bundle."""
     return {one.spec.name: one.content for one in read_bundle(result.folder / "bundle").engrams}
 
 
-def done_lines(result: FarmResult) -> list[str]:
+def done_lines(result: Farm) -> list[str]:
     """The jobs that the log says are done, each as often as it says so."""
     lines = (result.folder / "farm.log").read_text(encoding="utf-8").splitlines()
     return sorted(line.split()[2].rstrip(":") for line in lines if ": done, " in line)

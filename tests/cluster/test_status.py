@@ -1,19 +1,19 @@
 """The page about a farm: every job with its state, and links to the pages of their own."""
 
-from dataclasses import replace
 from pathlib import Path
 
-from tests.support.farming import FOLDER, Inline, plan_of
+from tests.support.farming import FOLDER, Inline, Lines, plan_of
 
-from engram.cluster.farm import FarmResult, JobStatus
+from engram.cluster.farm import Farm
 
 
 def test_the_page_has_every_job_and_leads_to_their_own(work: Path) -> None:
-    good, bad = (JobStatus(planned) for planned in plan_of("[jobs.good]\n[jobs.bad]\n"))
+    found = Farm(plan_of("[jobs.good]\n[jobs.bad]\n"), FOLDER, Lines())
+    good, bad = found.statuses
     good.result = Inline().train(good.job)
     good.state, good.attempts = "done", 2
-    bad = replace(bad, state="failed", note="It is <broken>.")
-    FarmResult(FOLDER, [good, bad], 12.0).write_page()
+    bad.state, bad.note = "failed", "It is <broken>."
+    found.write_page()
     html = (FOLDER / "report.html").read_text(encoding="utf-8")
     assert "The farm jobs" in html
     assert "2 jobs: 1 done, 1 failed" in html

@@ -5,7 +5,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from engram.cluster.farm import FarmResult, run_farm
+from engram.cluster.farm import Farm
 from engram.cluster.jobs import FarmJob, check_jobs, read_jobs
 from engram.cluster.trainers import Trained, train_job
 
@@ -72,6 +72,8 @@ class Lines(list[str]):
 
 def farm(
     plan: list[FarmJob], workers: Any = None, lines: Lines | None = None, retries: int = 1
-) -> FarmResult:
+) -> Farm:
     show = Lines() if lines is None else lines
-    return run_farm(plan, FOLDER, workers or Inline(), show, retries)
+    farm = Farm(plan, FOLDER, show, retries)
+    farm.run(workers or Inline())
+    return farm

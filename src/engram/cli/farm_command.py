@@ -18,7 +18,7 @@ from engram.util.settings import Given
 from engram.util.text import Description, duration, visible
 
 if TYPE_CHECKING:
-    from engram.cluster.farm import FarmResult, JobStatus, Show
+    from engram.cluster.farm import Farm, JobStatus, Show
     from engram.cluster.jobs import FarmJob
 
 _JOBS = "A .toml file: a table jobs.NAME for each job, and one, defaults, of shared options."
@@ -45,7 +45,7 @@ def farm_command(
     if settings.on != "local" and not dry_run:
         check_address(settings.on)  # a wrong one is refused before the jobs are checked
     with bars(as_json, "starting") as progress:
-        from engram.cluster.farm import run_farm
+        from engram.cluster.farm import Farm
         from engram.cluster.jobs import check_jobs, read_jobs
         from engram.cluster.trainers import local_workers, ray_workers
 
@@ -56,8 +56,9 @@ def farm_command(
         return _plan(plan)
     workers = local_workers(settings) if settings.on == "local" else ray_workers(settings, folder)
     with _shown(as_json) as showing:
-        result = run_farm(plan, folder, workers, showing, settings.retries)
-    return _outcome(result)
+        farm = Farm(plan, folder, showing, settings.retries)
+        farm.run(workers)
+    return _outcome(farm)
 
 
 def _plan(plan: Sequence[FarmJob]) -> Description:
@@ -75,32 +76,32 @@ def _job(job: FarmJob) -> dict[str, Any]:
     return {**named, **where, "regime": job.regime, "images": job.images}
 
 
-def _outcome(result: FarmResult) -> Description:
+def _outcome(farm: Farm) -> Description:
     from engram.cluster.farm import COLUMNS
 
-    bundles = list(dict.fromkeys(str(one.job.bundle) for one in result.statuses))
-    report = str(result.folder / "report.html")
+    bundles = list(dict.fromkeys(str(one.job.bundle) for one in farm.statuses))
+    report = str(farm.folder / "report.html")
     rows = [
-        ("jobs", result.counts),
-        ("seconds", f"{result.seconds:.0f}"),
+        ("jobs", farm.counts),
+        ("seconds", f"{farm.seconds:.0f}"),
         ("bundles", ", ".join(bundles)),
         ("report", report),
     ]
     jobs = []
-    for one in result.statuses:
+    for one in farm.statuses:
         error = one.note if one.state == "failed" else None
         now = {"state": one.state, "attempts": one.attempts, "error": error}
         jobs.append({**_job(one.job), **now, "result": one.result or None})
     document = {
         "jobs": jobs,
-        "failed": [one.name for one in result.failed],
+        "failed": [one.name for one in farm.failed],
         "bundles": bundles,
         "report": report,
-        "seconds": round(result.seconds, 2),
+        "seconds": round(farm.seconds, 2),
     }
-    table = [one.to_row() for one in result.statuses]
-    code = 2 if result.failed else 0
-    return Description(document, rows, COLUMNS, table, problem=result.complaint, code=code)
+    table = [one.to_row() for one in farm.statuses]
+    code = 2 if farm.failed else 0
+    return Description(document, rows, COLUMNS, table, problem=farm.complaint, code=code)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`run_farm`: train all jobs of a file, put their tasks into bundles, write a page about them."""
+"""`Farm`: train all jobs of a file, put their tasks into bundles, write a page about them."""
 
 from __future__ import annotations
 
@@ -62,13 +62,18 @@ class JobStatus:
 Show = Callable[[Sequence[JobStatus], str], object]
 
 
-@dataclass(frozen=True)
-class FarmResult:
-    """The outcome of all jobs."""
+class Farm:
+    """The jobs of a farm, how they are trained, and what came of them.
 
-    folder: Path
-    statuses: Sequence[JobStatus]
-    seconds: float
+    A job waits for the jobs that it extends. If one fails, those that extend it do too, and the
+    others go on. A job whose process or node is lost is tried again, `retries` times.
+    """
+
+    def __init__(self, plan: Sequence[FarmJob], folder: Path, show: Show, retries: int = 2) -> None:
+        self.statuses, self.folder, self.seconds = [JobStatus(job) for job in plan], folder, 0.0
+        self._show, self._retries = show, retries
+        self._by_name = {status.name: status for status in self.statuses}
+        self._running: dict[Future[Trained], JobStatus] = {}
 
     @property
     def failed(self) -> list[JobStatus]:
@@ -116,55 +121,39 @@ class FarmResult:
         lead = f"{jobs}: {self.counts}, in {self.seconds:,.0f} seconds."
         write_sections(self.folder / "report.html", title, lead, sections)
 
+    def log(self, text: str) -> None:
+        with open(self.folder / "farm.log", "a", encoding="utf-8", opener=private) as log:
+            print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {visible(text)}", file=log)
+        self._show(self.statuses, text)
 
-def run_farm(
-    plan: Sequence[FarmJob],
-    folder: Path,
-    workers: AbstractContextManager[Trainers],
-    show: Show,
-    retries: int = 2,
-) -> FarmResult:
-    """Train what is not trained yet, in the folder of the farm.
+    def run(self, workers: AbstractContextManager[Trainers]) -> None:
+        """Train what is not trained yet, until every job is done or has failed.
 
-    A job whose process or node is lost is tried again, `retries` times. Where somebody stops the
-    farm (`Interrupted`), what runs has written a checkpoint.
-    """
-    began, jobs = time.monotonic(), counted(len(plan), "job")
-    try:
-        make_private_folder(folder)
-    except OSError as error:
-        raise EngramError(f"{folder} cannot be written ({error.strerror or error}).") from None
-    farm = _Farm([JobStatus(job) for job in plan], folder, retries, show)
-    try:
-        with workers as working:
-            farm.log(f"{jobs} begin")
-            farm.run(working)
-    except KeyboardInterrupt:
-        done = sum(status.state == "done" for status in farm.statuses)
-        farm.log(f"stopped: {done} of {jobs} done")
-        raise Interrupted(
-            f"Stopped; {done} of {jobs} are done. Run the same command again to continue."
-        ) from None
-    result = FarmResult(folder, farm.statuses, time.monotonic() - began)
-    result.write_page()
-    farm.log(result.complaint or f"all done in {result.seconds:.0f} s")
-    return result
+        Where somebody stops the farm (`Interrupted`), what runs has written a checkpoint.
+        """
+        began, jobs = time.monotonic(), counted(len(self.statuses), "job")
+        try:
+            make_private_folder(self.folder)
+        except OSError as error:
+            raise EngramError(
+                f"{self.folder} cannot be written ({error.strerror or error})."
+            ) from None
+        try:
+            with workers as working:
+                self.log(f"{jobs} begin")
+                self._train(working)
+        except KeyboardInterrupt:
+            done = sum(status.state == "done" for status in self.statuses)
+            self.log(f"stopped: {done} of {jobs} done")
+            raise Interrupted(
+                f"Stopped; {done} of {jobs} are done. Run the same command again to continue."
+            ) from None
+        self.seconds = time.monotonic() - began
+        self.write_page()
+        self.log(self.complaint or f"all done in {self.seconds:.0f} s")
 
-
-class _Farm:
-    """The loop of a farm: start what can start, and take in what has ended.
-
-    A job waits for the jobs that it extends. If one fails, those that extend it do too, and the
-    others go on.
-    """
-
-    def __init__(self, statuses: list[JobStatus], folder: Path, retries: int, show: Show) -> None:
-        self.statuses, self._folder, self._retries, self._show = statuses, folder, retries, show
-        self._by_name = {status.name: status for status in statuses}
-        self._running: dict[Future[Trained], JobStatus] = {}
-
-    def run(self, workers: Trainers) -> None:
-        """Run until every job is done or has failed."""
+    def _train(self, workers: Trainers) -> None:
+        """Start what can start, and take in what has ended, until nothing runs any more."""
         while True:
             self._start(workers)
             self._show(self.statuses, "")
@@ -174,11 +163,6 @@ class _Farm:
             self._read(workers.queue)
             for future in ended:
                 self._end(self._running.pop(future), future)
-
-    def log(self, text: str) -> None:
-        with open(self._folder / "farm.log", "a", encoding="utf-8", opener=private) as log:
-            print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {visible(text)}", file=log)
-        self._show(self.statuses, text)
 
     def _start(self, workers: Trainers) -> None:
         busy = list(self._running.values())
@@ -210,7 +194,7 @@ class _Farm:
         job = status.job
         try:
             result, files = future.result()
-            write_files(self._folder, files)
+            write_files(self.folder, files)
             parents = [single_engram_path(named(text)[1]) for text in job.extends]
             add_to_bundle(job.bundle, [*parents, job.out])
         except Exception as error:
@@ -226,7 +210,7 @@ class _Farm:
         if isinstance(why, EngramError) and not isinstance(why, Interrupted):
             self._fail(status, str(why))
             return
-        path = self._folder / f"{status.name}.log"
+        path = self.folder / f"{status.name}.log"
         with open(path, "a", encoding="utf-8", opener=private) as log:
             traceback.print_exception(error, file=log)
         if status.attempts > self._retries:
