@@ -62,8 +62,8 @@ class OnnxModel(Engine):
         if isinstance(source, str) and not os.path.isfile(source):
             raise EngramError(f"{name} does not exist; `engram export` writes such a file.")
         try:
-            self._session = open_session(source, threads)
-            metadata = self._session.get_modelmeta().custom_metadata_map
+            self.session = open_session(source, threads)
+            metadata = self.session.get_modelmeta().custom_metadata_map
             self.about: dict[str, Any] = json.loads(metadata[KEY])
             self.tasks: tuple[str, ...] = tuple(self.about["tasks"])
         except Exception as error:  # onnxruntime raises many types for a bad file
@@ -91,9 +91,8 @@ class OnnxModel(Engine):
                 raise EngramError(f"There is no {name!r} in this file: {', '.join(self.tasks)}.")
         familiar = [name for name in names if "familiarity" in self.about["tasks"][name]]
         names += map(familiarity_name, familiar if familiarity else ())
-        found = self._session.run(
-            names, {INPUT: pixels.detach().cpu().float().contiguous().numpy()}
-        )
+        array = pixels.detach().cpu().float().contiguous().numpy()
+        found = self.session.run(names, {INPUT: array})
         return dict(zip(names, map(torch.from_numpy, found), strict=True))
 
 
@@ -247,21 +246,20 @@ def make_engine(model: MemoryViT, settings: EngineSettings, before: Engine | Non
         from engram.export.onnx_engine import OnnxEngine
 
         return OnnxEngine(model, runtime, before=before)
-    whole = _WholeGraph(model, runtime)
+    whole = _whole_graph(model, runtime)
     return OneByOne(whole) if runtime.rounds else whole
 
 
-class _WholeGraph(OnnxModel):
+def _whole_graph(model: MemoryViT, runtime: Runtime) -> OnnxModel:
     """A model as one graph: a task that changes the backbone's tokens has no other beside it."""
+    from engram.export.verify import expected_outputs, verified
+    from engram.export.write import check_exportable, onnx_file
 
-    def __init__(self, model: MemoryViT, runtime: Runtime) -> None:
-        from engram.export.verify import expected_outputs, verified
-        from engram.export.write import check_exportable, onnx_file
-
-        names = check_exportable(model)
-        precision = "int8" if runtime.precision == "int8" else "float32"
-        graph, _ = onnx_file(model, names, precision, "it is not used")
-        super().__init__(graph)
-        if runtime.library != "onnxruntime":
-            self._session = runtime.open(graph)
-            verified(self, *expected_outputs(model, names), runtime.precision, "it is not used")
+    names = check_exportable(model)
+    precision = "int8" if runtime.precision == "int8" else "float32"
+    graph, _ = onnx_file(model, names, precision, "it is not used")
+    engine = OnnxModel(graph)
+    if runtime.library != "onnxruntime":
+        engine.session = runtime.open(graph)
+        verified(engine, *expected_outputs(model, names), runtime.precision, "it is not used")
+    return engine
