@@ -132,10 +132,7 @@ def check_address(on: str) -> str:
 
 
 def room(ray: Any, cpus: float, gpus: float, flags: str) -> int:
-    """The number of workers that the living nodes hold, of so many CPUs and GPUs each.
-
-    Where they hold none, an EngramError names the flags to change.
-    """
+    """The number of workers, of so many CPUs and GPUs each, that living nodes hold: at least 1."""
     held = 0
     for node in (node["Resources"] for node in ray.nodes() if node["Alive"]):
         shares = [node.get("CPU", 0.0) / cpus] + ([node.get("GPU", 0.0) / gpus] if gpus else [])

@@ -136,10 +136,7 @@ RUNTIMES = {
 
 
 class OpenVinoSession:
-    """OpenVINO on an ONNX model, with the `run` of onnxruntime's sessions.
-
-    bf16 is fp32 where the CPU does not have it, or where a trial in another process fails.
-    """
+    """OpenVINO on an ONNX model, with the `run` of onnxruntime's sessions."""
 
     def __init__(self, graph: bytes, precision: str) -> None:
         openvino = require("openvino", extra="openvino", purpose="The engine openvino")

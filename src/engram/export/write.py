@@ -108,11 +108,10 @@ def export_onnx(
 def onnx_file(
     model: MemoryViT, names: Sequence[str], precision: str, end: str
 ) -> tuple[bytes, dict[str, Difference]]:
-    """The bytes of an ONNX file, compared with the model, and how its logits differ.
+    """The bytes of an ONNX file, and how its logits differ; too much is an EngramError.
 
     Its linear layers are computed in `float32` or `int8`, or in float32 with rounded weights:
-    `float16 weights`, `int8 weights`. Logits that differ too much are an EngramError, whose
-    sentence has this `end`.
+    `float16 weights`, `int8 weights`. The sentence of the error has this `end`.
     """
     pixels, expected = expected_outputs(model, names)
     proto, about = converted(trace(model, names, pixels)), metadata(model, names, precision)

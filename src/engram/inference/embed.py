@@ -235,10 +235,7 @@ def _parquet(file: IO[bytes]) -> Iterator[Callable[[Embeddings], None]]:
 
 @contextmanager
 def _npz(file: IO[bytes]) -> Iterator[Callable[[Embeddings], None]]:
-    """An archive of arrays, as `np.load` reads it, without pickle.
-
-    An archive holds one array after the other, so vectors wait in files of their own.
-    """
+    """An archive of arrays, one after the other: vectors wait in files of their own for it."""
     listed: dict[str, list[str]] = {name: [] for name in TEXTS}
     waiting: dict[str, tuple[IO[bytes], int]] = {}  # numbers, and how many of them are a vector
     with ExitStack() as stack:

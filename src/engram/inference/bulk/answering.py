@@ -44,10 +44,7 @@ class ItemBatch:
 
 @dataclass(frozen=True)
 class Questions:
-    """The tasks that answer about every image, and the columns of their answers.
-
-    It is sent to other machines before it is asked; the engine is made where it is used.
-    """
+    """Tasks that answer about every image, here or where they are sent, and their columns."""
 
     model: MemoryViT
     names: Sequence[str]
@@ -69,11 +66,7 @@ class Questions:
 
     @property
     def columns(self) -> dict[str, ColumnType]:
-        """The columns of the table, in its order, each with its type.
-
-        Raises:
-            EngramError: Two tasks have columns of the same name.
-        """
+        """The columns of the table, in its order, each with its type."""
         answers, numbers, vectors = [], [], []
         for name in self.names:
             task = self.model.task(name)
@@ -97,10 +90,7 @@ class Questions:
         return dict(listed)
 
     def rows(self, batch: Sequence[DecodedItem]) -> list[Row]:
-        """The rows about one batch. An image that cannot be read has an error.
-
-        Masks are PNG, as `predict` gives them, until `keep_masks` makes files of them.
-        """
+        """The rows about one batch, with masks as `predict` gives them, in base64."""
         rows: list[Row] = [{"image": one.name, "error": one.error or None} for one in batch]
         views = {
             i: torch.from_numpy(one.view) for i, one in enumerate(batch) if one.view is not None
@@ -129,10 +119,7 @@ class Questions:
         return rows
 
     def keep_masks(self, rows: Sequence[Row], number: int) -> None:
-        """Write the masks of rows as files, and put their paths in their place.
-
-        `number` is that of the first row among all.
-        """
+        """Make files of the masks of rows, of which the first has this number among all."""
         if self.masks is None:
             return
         for i, row in enumerate(rows, number):

@@ -1,7 +1,4 @@
-"""Bulk prediction: from sources of images to a table of answers, part by part.
-
-Parts that are written are not done again.
-"""
+"""Bulk prediction: from sources of images to a table of answers, part by part, each once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Table formats of answers, written in parts: parquet, JSON lines or CSV.
-
-All have the same columns.
-"""
+"""Table formats of answers, written in parts: parquet, JSON lines or CSV, with the same columns."""
 
 from __future__ import annotations
 
@@ -31,10 +28,7 @@ _FORMULAS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 class TableFormat(ABC):
-    """A format. A part is a whole table by itself, and parts can be joined into one.
-
-    A part that cannot be read is an EngramError.
-    """
+    """A format, in which parts are tables that can be joined; a damaged one is an EngramError."""
 
     suffix: str
 

@@ -34,13 +34,9 @@ _WITHOUT_DATA = (
 
 
 class DamagedArchive(EngramError):
-    """An archive that cannot be read to its end.
+    """An archive that cannot be read to its end."""
 
-    `doubtful` images of it were read before, whose bytes may be wrong: gzip compares its checksum
-    at the end.
-    """
-
-    doubtful = 0
+    doubtful = 0  # images read before, which may be wrong: gzip has its checksum at the end
 
 
 def is_image(name: str) -> bool:
@@ -48,11 +44,7 @@ def is_image(name: str) -> bool:
 
 
 def tar_items(source: str) -> Iterator[Item]:
-    """The images in a tar file, in its own order.
-
-    Raises:
-        DamagedArchive: A header is invalid or cut off, the end is missing, or a checksum is wrong.
-    """
+    """The images in a tar file, in its own order, until its end or a DamagedArchive."""
     with open_source(source) as file:
         archive = _Archive(source, file)
         try:
@@ -186,10 +178,7 @@ class _Archive:
         return data
 
     def _member(self, size: int, keep: bool = True) -> bytes:
-        """The bytes of a member, which are in memory once or, if they are not kept, never.
-
-        The padding behind them is skipped.
-        """
+        """The bytes of a member without its padding: in memory once, or never if not kept."""
         data, left = io.BytesIO(), size + -size % _BLOCK
         while left:
             piece = self._read(min(left, _PIECE))
