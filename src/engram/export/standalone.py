@@ -22,6 +22,10 @@ from typing import Any
 
 import numpy as np
 
+Image: Any = None
+with contextlib.suppress(ImportError):  # PPM files and arrays are read without Pillow
+    from PIL import Image
+
 MODEL = "model.onnx"
 #: The formats that Pillow may open. It knows more, and for some of them it starts other programs.
 FORMATS = ("JPEG", "PNG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
@@ -43,18 +47,12 @@ def read(path: Path, preprocessing: dict[str, Any]) -> tuple[Array, tuple[int, i
     if not path.is_file():
         raise Unusable(f"{path}: the file does not exist")
     try:
-        if path.suffix == ".npy":
-            pixels = np.load(path, allow_pickle=False)
-        else:
-            try:
-                from PIL import Image
-            except ImportError:
-                pixels = read_ppm(path)
-            else:
-                Image.init()
-                known = [name for name in FORMATS if name in Image.OPEN]
-                with Image.open(path, formats=known) as image:
-                    return decode(image, preprocessing)
+        if Image is not None and path.suffix != ".npy":
+            Image.init()
+            known = [name for name in FORMATS if name in Image.OPEN]
+            with Image.open(path, formats=known) as image:
+                return decode(image, preprocessing)
+        pixels = np.load(path, allow_pickle=False) if path.suffix == ".npy" else read_ppm(path)
     except Unusable:
         raise
     except Exception as error:  # decoders raise many types for bad bytes
@@ -103,8 +101,6 @@ def decode(image: Any, preprocessing: dict[str, Any]) -> tuple[Array, tuple[int,
         gray = gray_in_8_bits(np.asarray(image), 1 if image.mode == "F" else 65535)
         pixels = np.stack([gray] * 3, axis=-1)
     elif image.has_transparency_data:
-        from PIL import Image
-
         white = Image.new("RGB", image.size, "white")
         layer = image.convert("RGBA")
         white.paste(layer, mask=layer.getchannel("A"))
@@ -257,11 +253,9 @@ class Model:
         names = [*tasks, *familiar.values()]
         found = self.session.run(names, {"pixels": normalise(seen[None], preprocessing)})
         values = {name: value[0] for name, value in zip(names, found, strict=True)}
-        familiarity = {name: float(values[output]) for name, output in familiar.items()}
-        return (
-            {name: values[name] for name in tasks},
-            {n: round(v, 4) if math.isfinite(v) else None for n, v in familiarity.items()},
-        )
+        likely = {name: float(values[output]) for name, output in familiar.items()}
+        familiarity = {n: round(v, 4) if math.isfinite(v) else None for n, v in likely.items()}
+        return {name: values[name] for name in tasks}, familiarity
 
     def answer(self, name: str, logits: Array, top_k: int) -> list[dict[str, Any]]:
         """The answer of `engram predict`, without masks and heat maps: shares and scores only."""
