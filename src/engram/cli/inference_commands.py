@@ -19,8 +19,7 @@ from engram.util.settings import Given
 from engram.util.text import Description, counted
 
 if TYPE_CHECKING:
-    from engram.inference.compare import VersionComparison
-    from engram.inference.evaluate import Answers
+    from engram.inference.evaluate import Answers, VersionComparison
     from engram.model import MemoryViT
 
 _SHOWN = 5  # unreadable images in the summary
