@@ -10,11 +10,13 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.process_collector import ProcessCollector
+from starlette.datastructures import Headers
 
 from engram import __version__
 from engram.util.optional import require
@@ -28,6 +30,8 @@ METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # where prometheus_client adds up t
 BODY, DECODE, QUEUE, PASS, WRITE = "body", "decode", "queue", "pass", "write"
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_IMAGES = (1, 2, 4, 8, 16, 32, 64)
+_AGREEMENT = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 _CONFIDENCE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1)
 _FAMILIARITY = (-8, -4, -2, -1, -0.5, 0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2)
 _MOST_SERIES = 2_000  # tasks, and pairs of task and class: each is a time series of Prometheus
@@ -46,67 +50,47 @@ class Telemetry:
         self.registry = CollectorRegistry()
         if METRICS_FOLDER not in os.environ:  # which prometheus_client reads when it is imported
             ProcessCollector(registry=self.registry)
-        own: dict[str, Any] = {"namespace": "engram", "registry": self.registry}
-        self.requests = Counter(
-            "requests", "Requests answered.", ["method", "path", "status"], **own
-        )
-        self.request_seconds = Histogram(
-            "request_seconds", "Time per request.", ["path"], buckets=_SECONDS, **own
-        )
+        counter = partial(Counter, namespace="engram", registry=self.registry)
+        gauge = partial(Gauge, namespace="engram", registry=self.registry)
+        histogram = partial(Histogram, namespace="engram", registry=self.registry, buckets=_SECONDS)
+        self.requests = counter("requests", "Requests answered.", ["method", "path", "status"])
+        self.request_seconds = histogram("request_seconds", "Time per request.", ["path"])
         stages = ", ".join((BODY, DECODE, QUEUE, PASS, WRITE))
-        self.stage_seconds = Histogram(
-            "stage_seconds",
-            f"Time per stage of a request: {stages}.",
-            ["stage"],
-            buckets=_SECONDS,
-            **own,
+        self.stage_seconds = histogram(
+            "stage_seconds", f"Time per stage of a request: {stages}.", ["stage"]
         )
-        self.batch_images = Histogram(
-            "pass_images", "Images per forward pass.", buckets=(1, 2, 4, 8, 16, 32, 64), **own
-        )
-        self.shadow_agreement = Histogram(
+        self.batch_images = histogram("pass_images", "Images per forward pass.", buckets=_IMAGES)
+        self.shadow_agreement = histogram(
             "shadow_agreement",
             "Agreement of a shadow with the version that answered, per image: 1 is full.",
             ["task", "version"],
-            buckets=(0, 0.25, 0.5, 0.75, 0.9, 0.99, 1),
-            **own,
+            buckets=_AGREEMENT,
         )
-        self.shadow_seconds = Histogram(
-            "shadow_seconds",
-            "Time per pass of a shadow.",
-            ["task", "version"],
-            buckets=_SECONDS,
-            **own,
+        self.shadow_seconds = histogram(
+            "shadow_seconds", "Time per pass of a shadow.", ["task", "version"]
         )
-        self.answers = Counter("answers", "Answers per task.", ["task"], **own)
-        self.classes = Counter(
-            "answer_classes", "Answers per task and class.", ["task", "class"], **own
-        )
-        self.confidence = Histogram(
+        self.answers = counter("answers", "Answers per task.", ["task"])
+        self.classes = counter("answer_classes", "Answers per task and class.", ["task", "class"])
+        self.confidence = histogram(
             "answer_confidence",
             "Probability of the likeliest class per task.",
             ["task"],
             buckets=_CONFIDENCE,
-            **own,
         )
-        self.familiarity = Histogram(
+        self.familiarity = histogram(
             "answer_familiarity",
             "Familiarity of images per task: 1 is usual, 5 % of validation images are below 0.",
             ["task"],
             buckets=_FAMILIARITY,
-            **own,
         )
+        self.queued_images = gauge(
+            "waiting_images", "Images accepted and not yet answered.", multiprocess_mode="livesum"
+        )
+        self.killed_decoders = counter(
+            "killed_decoders", "Decoders killed at a limit and replaced."
+        )
+        self.tasks = gauge("tasks", "Tasks attached.", multiprocess_mode="livemax")
         self._series = set[tuple[str, ...]]()
-        self.queued_images = Gauge(
-            "waiting_images",
-            "Images accepted and not yet answered.",
-            multiprocess_mode="livesum",
-            **own,
-        )
-        self.killed_decoders = Counter(
-            "killed_decoders", "Decoders killed at a limit and replaced.", **own
-        )
-        self.tasks = Gauge("tasks", "Tasks attached.", multiprocess_mode="livemax", **own)
         self._provider = _trace_provider()
         self._tracer = self._provider and self._provider.get_tracer("engram", __version__)
 
@@ -161,12 +145,8 @@ class Telemetry:
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind
 
-        headers = {
-            name.decode("latin-1"): text.decode("latin-1") for name, text in scope["headers"]
-        }
-        with self._tracer.start_as_current_span(
-            scope["method"], context=extract(headers), kind=SpanKind.SERVER
-        ) as span:
+        parent, start = extract(Headers(scope=scope)), self._tracer.start_as_current_span
+        with start(scope["method"], context=parent, kind=SpanKind.SERVER) as span:
             yield span
 
     def record_request(
