@@ -13,9 +13,11 @@ from tests.support.serving import World
 from engram.inference.engine import OneByOne, TorchEngine
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
+from engram.serve.log import Log
 from engram.serve.outputs import forward_asked, forward_views
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
+from engram.serve.shadows import Shadows
 from engram.serve.telemetry import Telemetry
 
 
@@ -26,13 +28,17 @@ def counting(sizes: list[int]) -> Telemetry:
     return telemetry
 
 
+def batching(settings: Settings, telemetry: Telemetry) -> Batcher:
+    return Batcher(settings, telemetry, Shadows(telemetry, Log("text")))
+
+
 def test_a_batch_has_images_of_many_requests(world: World) -> None:
     settings = Settings(batch=4, wait_ms=200)
     snapshot = Catalogue.load(world.bundle, settings).now
     sizes: list[int] = []
 
     async def run() -> list[dict[str, torch.Tensor]]:
-        batcher = Batcher(settings, counting(sizes))
+        batcher = batching(settings, counting(sizes))
         batcher.start()
         views = [torch.randint(0, 256, (16, 16, 3), dtype=torch.uint8) for _ in range(6)]
         names = [["first"], ["second", "base"], ["first"], ["base"], ["second"], ["first"]]
@@ -65,12 +71,13 @@ def test_a_pass_runs_where_the_model_is(world: World, embeds: bool) -> None:
 
 def test_images_beyond_the_queue_are_refused() -> None:
     async def run() -> None:
-        batcher = Batcher(Settings(queue=3, max_images=3), Telemetry())
-        with batcher.reserve(2), pytest.raises(Problem) as refused:
-            batcher.check_capacity(2)
+        batcher = batching(Settings(queue=3, max_images=3), Telemetry())
+        with batcher.reserve(2, "a"), pytest.raises(Problem) as refused, batcher.reserve(2, "b"):
+            pass
         assert refused.value.status == 503
         assert refused.value.headers == {"Retry-After": "1"}
-        batcher.check_capacity(3)
+        with batcher.reserve(3, "a"):
+            pass
 
     asyncio.run(run())
 
@@ -88,7 +95,7 @@ def test_requests_for_different_tasks_share_a_pass_that_computes_no_others(world
     names = [["first"], ["second", "base"], ["first", "second"], ["base"]]
 
     async def run() -> list[dict[str, torch.Tensor]]:
-        batcher = Batcher(settings, counting(sizes))
+        batcher = batching(settings, counting(sizes))
         batcher.start()
         pairs = zip(views, names, strict=True)
         outputs = await asyncio.gather(*(batcher.run(snapshot, [v], tasks) for v, tasks in pairs))
@@ -128,7 +135,7 @@ def test_a_pass_has_half_the_values_that_an_answer_may_have(world: World, embeds
     sizes: list[int] = []
 
     async def run() -> None:
-        batcher = Batcher(settings, counting(sizes))
+        batcher = batching(settings, counting(sizes))
         batcher.start()
         views = [torch.zeros(16, 16, 3, dtype=torch.uint8)] * 5
         assert len(await batcher.run(snapshot, views, ["base"], embeds)) == 5

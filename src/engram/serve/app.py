@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 
 from engram import __version__
 from engram.errors import EngramError
@@ -14,7 +14,7 @@ from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
 from engram.serve.decoding.pool import DecoderPool
 from engram.serve.log import Log
-from engram.serve.middleware import RequestMiddleware, add_handlers, client_address
+from engram.serve.middleware import RequestMiddleware, add_handlers
 from engram.serve.routes.infer import infer_router
 from engram.serve.routes.operations import operations_router
 from engram.serve.routes.predictions import predict_router
@@ -36,15 +36,11 @@ def create_app(
     settings, telemetry = catalogue.settings, Telemetry()
     log = Log(settings.log)
 
-    def log_refused_token(request: Request) -> None:
-        client, path = client_address(request.scope), request.url.path
-        log.event("refused token", client=client, method=request.method, path=path)
-
     def count_killed_decoder(reason: str) -> None:
         telemetry.killed_decoders.inc()
         log.event("killed decoder", reason=reason)
 
-    tokens = Tokens(token, ask_token, log_refused_token)
+    tokens = Tokens(token, ask_token, log)
     batcher = Batcher(settings, telemetry, Shadows(telemetry, log))
     decoders = DecoderPool(settings, count_killed_decoder)
     catalogue.on_change = lambda snapshot: telemetry.tasks.set(len(snapshot.model.tasks))

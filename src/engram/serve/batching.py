@@ -45,12 +45,11 @@ class Batcher:
     gets the outputs of the tasks it asked for, and the model itself computes no others for it.
     """
 
-    def __init__(
-        self, settings: Settings, telemetry: Telemetry, shadows: Shadows | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, telemetry: Telemetry, shadows: Shadows) -> None:
         self.settings, self._telemetry, self._shadows = settings, telemetry, shadows
-        self.pending = 0  # images accepted and not yet answered
-        self._shares = Shares(max(settings.max_images, settings.queue // 2), "images waiting")
+        # For images accepted and not yet answered. One client gets half, or one request.
+        most = max(settings.max_images, settings.queue // 2)
+        self.places = Shares(most, "images waiting", settings.queue)
         self._jobs: deque[_Job] = deque()
         self._some, self._enough = asyncio.Event(), asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engram-engine")
@@ -77,35 +76,17 @@ class Batcher:
         """Refuse with a Problem if the next request would get no answer."""
         if not self.running:
             raise Problem(503, "The engine has stopped; restart the service.", retry=5)
-        self.check_capacity()
-
-    def check_capacity(self, images: int = 1) -> None:
-        """Refuse images beyond the length of the queue with a Problem."""
-        if self.pending + images > self.settings.queue:
-            raise Problem(
-                503,
-                f"Images already waiting: {self.pending}; the limit is {self.settings.queue}. Try "
-                "again in a second.",
-                retry=1,
-            )
+        self.places.check()
 
     @contextmanager
-    def reserve(self, images: int, client: str = "") -> Iterator[None]:
-        """Hold places in the queue, or refuse with a Problem that says when to try again.
-
-        One client gets half of the queue, so that there is room for others.
-        """
-        self.check_capacity(images)
-        with self._shares.taken(client, images):
-            self._count(images)
+    def reserve(self, images: int, client: str) -> Iterator[None]:
+        """Hold places in the queue, or refuse with a Problem that says when to try again."""
+        with self.places.taken(client, images):
+            self._telemetry.queued_images.inc(images)
             try:
                 yield
             finally:
-                self._count(-images)
-
-    def _count(self, images: int) -> None:
-        self.pending += images
-        self._telemetry.queued_images.set(self.pending)
+                self._telemetry.queued_images.dec(images)
 
     async def run(
         self,
@@ -145,9 +126,7 @@ class Batcher:
             jobs = self._next_batch()
             if jobs:
                 self._telemetry.batch_images.observe(len(jobs))
-                outputs = await self._run_batch(jobs)
-                if self._shadows is not None and jobs[0].snapshot.shadows and outputs:
-                    await self._compare(self._shadows, jobs, outputs)
+                await self._compare(jobs, await self._run_batch(jobs))
             if not self._jobs:
                 self._some.clear()
 
@@ -199,13 +178,12 @@ class Batcher:
                 job.outputs.set_result(own)
         return outputs
 
-    async def _compare(
-        self, shadows: Shadows, jobs: Sequence[_Job], outputs: Sequence[Outputs]
-    ) -> None:
+    async def _compare(self, jobs: Sequence[_Job], outputs: Sequence[Outputs]) -> None:
         """Run the shadows of tasks on the images of a batch, unless it is not the time for it."""
-        seconds = (time.time_ns() - jobs[0].began) / 1e9
-        if jobs[0].embeds or shadows.skips(waiting=bool(self._jobs)):
+        first, seconds = jobs[0], (time.time_ns() - jobs[0].began) / 1e9
+        if not outputs or not first.snapshot.shadows or first.embeds:
             return
-        views, snapshot = [job.view for job in jobs], jobs[0].snapshot
-        compare = partial(shadows.compare, snapshot, views, outputs, seconds)
-        await self.in_engine_thread(compare)
+        if not self._shadows.skips(waiting=bool(self._jobs)):
+            views = [job.view for job in jobs]
+            compare = partial(self._shadows.compare, first.snapshot, views, outputs, seconds)
+            await self.in_engine_thread(compare)

@@ -15,7 +15,7 @@ import torch
 
 from engram.errors import EngramError
 from engram.export.runtime import make_engine
-from engram.inference.engine import Engine, TorchEngine, load_model, on_cpu
+from engram.inference.engine import Engine, TorchEngine, on_cpu
 from engram.methods import Base
 from engram.model import MemoryViT
 from engram.serve.problems import Problem
@@ -27,9 +27,9 @@ from engram.store.format import parse_engram
 from engram.store.portable import without_local_paths
 from engram.store.remote import MANIFEST
 from engram.tasks.spec import NAME
+from engram.util.hub import PathOrHubId
 from engram.util.text import without_paths
-
-State = tuple[int, ...] | None  # of a manifest on disk
+from engram.vit import ViT
 
 Condition = Callable[[str, str | None], None]  # of a task and its content, None if it is missing
 
@@ -88,14 +88,14 @@ class Snapshot:
                 return engram
         raise Problem(404, f"There is no task {name!r}; there are {', '.join(self.names)}.")
 
-    def version(self, name: str) -> str:
-        """The start of the content of a task, by which versions are told apart."""
-        return self.contents[name][:16]
-
     def answering(self, names: Iterable[str]) -> dict[str, str]:
         """The content of each of these tasks; of base, the fingerprint of the backbone."""
         base = self.model.backbone.fingerprint
         return {name: self.contents.get(name, base) for name in names}
+
+    def version(self, name: str) -> str:
+        """The start of the content of a task, by which versions are told apart."""
+        return self.answering([name])[name][:16]
 
 
 class Catalogue:
@@ -105,19 +105,17 @@ class Catalogue:
     slow and belong in a thread; `now` may be read at any moment.
     """
 
-    def __init__(self, snapshot: Snapshot, settings: Settings, state: State) -> None:
+    def __init__(self, snapshot: Snapshot, settings: Settings) -> None:
         self.now, self.settings = snapshot, settings
         self.on_change: Callable[[Snapshot], None] = lambda snapshot: None
-        self._state = state  # of the manifest that `now` was read from, or that was tried last
+        #: Of the manifest that was followed last; () has to be followed, None cannot be seen.
+        self._state: tuple[int, ...] | None = ()
         self._lock = threading.RLock()  # a change follows first
 
     @classmethod
     def load(cls, folder: Path, settings: Settings, backbone: str | None = None) -> Catalogue:
         """Read a bundle and its backbone, and try the engine once."""
-        state = _state(folder)  # before the bundle: what is written meanwhile is followed later
-        bundle = read_bundle(folder)
-        model = load_model(folder, backbone, backbone_dtype=settings.backbone_dtype)
-        return cls(_snapshot(bundle, model, settings), settings, state)
+        return cls(_snapshot(read_bundle(folder), settings, backbone), settings)
 
     def attach(
         self, name: str, data: bytes, *, shadow: bool, condition: Condition
@@ -188,7 +186,7 @@ class Catalogue:
                 self._take(self._rebuilt(bundle))
             except EngramError:
                 if _state(folder) != state:  # it was being written
-                    self._state = None
+                    self._state = ()
                 raise
             return True
 
@@ -212,11 +210,11 @@ class Catalogue:
                 try:
                     update_bundle(self.now.bundle, bundle)
                 except BundleChanged:  # by another service; what it wrote comes first
-                    self._state = None
+                    self._state = ()
                     continue
                 except EngramError as error:
                     raise Problem(503, self._sentence(error), retry=60) from None
-                self._state = None  # others may have written since
+                self._state = ()  # others may have written since
                 self._take(new)
                 return old, new
         raise Problem(
@@ -239,21 +237,13 @@ class Catalogue:
 
     def _rebuilt(self, bundle: Bundle) -> Snapshot:
         """A snapshot of another bundle on the same backbone."""
-        return _snapshot(bundle, _model(self.now.model, bundle), self.settings, self.now.engine)
+        return _snapshot(bundle, self.settings, self.now.model.backbone, self.now.engine)
 
 
 def _contents(bundle: Bundle) -> list[dict[str, str]]:
     """The contents of the tasks that answer, and of the shadows, by name."""
     both = bundle.engrams, bundle.shadows.values()
     return [{engram.spec.name: engram.content for engram in engrams} for engrams in both]
-
-
-def _model(like: MemoryViT, bundle: Bundle) -> MemoryViT:
-    """The engrams of a bundle, attached to the backbone of a model."""
-    model = MemoryViT(like.backbone)
-    for engram in bundle.engrams:
-        model.attach(engram)
-    return model
 
 
 def _shadowed(bundle: Bundle, name: str) -> Bundle:
@@ -267,7 +257,7 @@ def _shadowed(bundle: Bundle, name: str) -> Bundle:
     return Bundle(bundle.folder, (*parents, shadow))
 
 
-def _state(folder: Path) -> State:
+def _state(folder: Path) -> tuple[int, ...] | None:
     """Changes when the manifest is written again; None if it cannot be seen."""
     with contextlib.suppress(OSError):
         return manifest_state(folder)
@@ -293,10 +283,7 @@ def _parse(name: str, data: bytes) -> Engram:
             "The last part of the URL cannot name a task: use 1 to 64 of a-z, 0-9, '.', '_' and "
             "'-', starting with a letter or a digit, and not 'base', which is the backbone itself.",
         )
-    try:
-        engram = parse_engram(data, f"{name}.safetensors")
-    except EngramError as error:
-        raise Problem(422, str(error)) from None
+    engram = parse_engram(data, f"{name}.safetensors")
     if engram.spec.name != name:
         raise Problem(
             409,
@@ -307,12 +294,17 @@ def _parse(name: str, data: bytes) -> Engram:
 
 
 def _snapshot(
-    bundle: Bundle, model: MemoryViT, settings: Settings, before: Engine | None = None
+    bundle: Bundle,
+    settings: Settings,
+    backbone: ViT | PathOrHubId | None,
+    before: Engine | None = None,
 ) -> Snapshot:
     """A snapshot whose engine has run once, so that errors occur before any request uses it."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    engine = make_engine(model.eval(), settings, before)
+    dtype = settings.backbone_dtype
+    model = MemoryViT.from_engrams(bundle.engrams, backbone, backbone_dtype=dtype)
+    engine = make_engine(model, settings, before)
     contents, _ = _contents(bundle)
     names = [name for name in model.output_names() if model.task(name).spec.classes]
     grey = torch.zeros(1, 3, *model.preprocessing.size)
@@ -321,8 +313,8 @@ def _snapshot(
         if not bool(outputs[name].isfinite().all()):
             raise EngramError(f"The output of {name!r} is not finite.")
     shapes = {name: tuple(outputs[name].shape[1:]) for name in names}
-    shadows = {}
-    for name in bundle.shadows:
-        own = _shadowed(bundle, name)
-        shadows[name] = _snapshot(own, _model(model, own), settings, engine)
+    shadows = {
+        name: _snapshot(_shadowed(bundle, name), settings, model.backbone, engine)
+        for name in bundle.shadows
+    }
     return Snapshot(bundle, model, engine, contents, shapes, shadows)

@@ -22,44 +22,43 @@ class Shares:
         self.most_of_one, self.what, self.most = most_of_one, what, most
         self._taken: Counter[str] = Counter()
 
-    def take(self, client: str, count: int = 1) -> None:
-        """Count more for a client; or less, if it is negative."""
-        if count > 0 and self.most is not None and self._taken.total() + count > self.most:
+    @property
+    def total(self) -> int:
+        """The count of all clients."""
+        return self._taken.total()
+
+    def check(self, client: str = "", count: int = 1) -> None:
+        """Refuse what would be too much."""
+        if self.most is not None and self.total + count > self.most:
             raise Problem(
                 503,
                 f"All requests together would have more than {self.most:,} {self.what}, which is "
                 "the limit; try again in a second.",
                 retry=1,
             )
-        if count > 0 and self._taken[client] + count > self.most_of_one:
+        if self._taken[client] + count > self.most_of_one:
             raise Problem(
                 429,
                 f"This client would have more than {self.most_of_one:,} {self.what}, which is the "
                 "limit for one; try again in a second.",
                 retry=1,
             )
-        self._taken[client] += count
-        if not self._taken[client]:
-            del self._taken[client]  # addresses would add up
 
     @contextmanager
-    def request(self, client: str) -> Iterator[Reserve]:
-        """Counts for one request until it ends."""
+    def taken(self, client: str, count: int = 1) -> Iterator[Reserve]:
+        """Take for as long as a block runs, which may take more."""
         own = 0
 
-        def reserve(count: int) -> None:
+        def take(more: int) -> None:
             nonlocal own
-            self.take(client, count)
-            own += count
+            self.check(client, more)
+            self._taken[client] += more
+            own += more
 
         try:
-            yield reserve
+            take(count)
+            yield take
         finally:
-            self.take(client, -own)
-
-    @contextmanager
-    def taken(self, client: str, count: int = 1) -> Iterator[None]:
-        """Take for as long as a block runs."""
-        with self.request(client) as reserve:
-            reserve(count)
-            yield
+            self._taken[client] -= own
+            if not self._taken[client]:
+                del self._taken[client]  # addresses would add up

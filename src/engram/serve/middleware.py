@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -86,21 +86,19 @@ class RequestMiddleware:
 
     def _admit(self, scope: Scope, shares: ExitStack) -> None:
         """Refuse a request with a Problem, or count it for its client."""
-        headers: list[tuple[bytes, bytes]] = scope["headers"]
-        if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+        headers = Headers(scope=scope)
+        if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
             raise Problem(
                 431, f"The headers have more than {MAX_HEADER_BYTES:,} bytes, which is the limit."
             )
-        sent = dict(headers)
-        if b"content-length" in sent and b"transfer-encoding" in sent:
+        if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy in front may believe the other one, and see other requests than this service.
             raise Problem(
                 400,
                 "The request has both Content-Length and Transfer-Encoding; send one of them.",
                 close=True,
             )
-        host = sent.get(b"host", b"").decode("latin-1")
-        reached = (scope.get("server") or ("",))[0]
+        host, reached = headers.get("host", ""), (scope.get("server") or ("",))[0]
         if not is_own_name(host, self.settings.host, self.settings.allow_host, reached):
             raise Problem(
                 421,

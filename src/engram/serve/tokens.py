@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from engram.serve.log import Log
+from engram.serve.middleware import client_address
 from engram.serve.problems import Problem
 
 Bearer = Annotated[
@@ -18,40 +19,32 @@ Bearer = Annotated[
 ]
 
 
-@dataclass(frozen=True)
 class Tokens:
     """The secrets of a service; without `ask` everyone may ask, without `attach` nobody attaches.
 
-    `on_refused` is called with every request whose token is missing or wrong.
+    `to_ask` and `to_attach` are dependencies of endpoints. Whoever may attach may ask, too.
     """
 
-    attach: str | None = None
-    ask: str | None = None
-    on_refused: Callable[[Request], None] = lambda request: None
+    def __init__(self, attach: str | None, ask: str | None, log: Log) -> None:
+        self.attaching, self._log = attach is not None, log
+        self.to_ask = [Depends(self._check(ask, attach))] if ask is not None else []
+        self.to_attach = [Depends(self._check(attach))]
 
-    @property
-    def to_ask(self) -> list[Any]:
-        """Dependencies of an endpoint for those who may ask; the other token may do that, too."""
-        tokens = [token for token in (self.ask, self.attach) if token is not None]
-        return [Depends(self._check(tokens))] if self.ask is not None else []
+    def _check(self, *tokens: str | None) -> Callable[..., None]:
+        known = [token.encode() for token in tokens if token is not None]
 
-    @property
-    def to_attach(self) -> list[Any]:
-        """Dependencies of an endpoint for those who may attach and remove tasks."""
-        return [Depends(self._check([] if self.attach is None else [self.attach]))]
-
-    def _check(self, tokens: list[str]) -> Callable[..., None]:
         def check_token(request: Request, bearer: Bearer) -> None:
-            if not tokens:
+            if not known:
                 raise Problem(
                     403,
                     "Attaching and removing tasks is disabled; start the service with --token or "
                     "ENGRAM_TOKEN to enable it.",
                 )
-            sent = bearer.credentials if bearer is not None else ""
+            sent = bearer.credentials.encode() if bearer is not None else b""
             # compare_digest takes equally long for every wrong token, so time reveals nothing.
-            if not any(hmac.compare_digest(sent.encode(), one.encode()) for one in tokens):
-                self.on_refused(request)
+            if not any(hmac.compare_digest(sent, token) for token in known):
+                client, path = client_address(request.scope), request.url.path
+                self._log.event("refused token", client=client, method=request.method, path=path)
                 raise Problem(
                     401, "The token is missing or wrong; send Authorization: Bearer TOKEN."
                 )

@@ -20,7 +20,7 @@ PIXELS = np.arange(12, dtype=np.float32).reshape(1, 3, 2, 2)
 def read(document: dict[str, Any], binary: bytes | None = None) -> Upload:
     text = json.dumps(document).encode()
     body = bytearray(text + (binary or b""))
-    return read_inference(body, None if binary is None else len(text), SIZE, MOST)
+    return read_inference(None if binary is None else len(text), SIZE, MOST, body)
 
 
 def tensor(name: str, datatype: str, shape: list[int], **more: Any) -> dict[str, Any]:
@@ -88,20 +88,20 @@ def test_what_takes_more_memory_than_it_is_worth_is_counted_first(
     body: bytearray, sentence: str
 ) -> None:
     with pytest.raises(Problem, match=sentence):
-        read_inference(body, None, SIZE, MOST)
+        read_inference(None, SIZE, MOST, body)
 
 
 def test_numbers_may_have_spaces_between_them() -> None:
     for data in (PIXELS.tolist(), PIXELS.ravel().tolist()):
         text = json.dumps(data, indent=1)
-        found = read_inference(pixels(text), None, SIZE, MOST)
+        found = read_inference(None, SIZE, MOST, pixels(text))
         assert found.images == [("image 1", PIXELS.tobytes())]
 
 
 def test_numbers_elsewhere_are_no_pixels() -> None:
     body = pixels("[1]").replace(b'"data":[1]', b'"parameters":{"data":[1,2]},"data":["eA=="]')
     with pytest.raises(Problem, match="12 numbers"):
-        read_inference(body, None, SIZE, MOST)
+        read_inference(None, SIZE, MOST, body)
 
 
 def test_elements_of_bytes_are_counted_while_they_are_read() -> None:

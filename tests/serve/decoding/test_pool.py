@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from functools import partial
 from multiprocessing import forkserver
 from typing import Any
 
@@ -19,13 +20,15 @@ from tests.support.waiting import FUSE, running, wait_until
 from benchmarks.serve.malformed import BOUNDARY, form
 from engram.images.preprocessing import Preprocessing
 from engram.serve.decoding.pool import Decoder, DecoderPool
-from engram.serve.decoding.worker import send
+from engram.serve.decoding.upload import read_upload
+from engram.serve.decoding.worker import BodyDecoder
 from engram.serve.problems import Problem
 from engram.serve.routes.schemas import PredictOptions
 from engram.serve.service_settings import Settings
 
 PREPROCESSING = Preprocessing((16, 16), None)
 KIND = f"multipart/form-data; boundary={BOUNDARY.decode()}"
+READ = partial(read_upload, PredictOptions, KIND, 9)
 
 
 def body(*images: bytes) -> bytearray:
@@ -39,7 +42,7 @@ def pid_of(decoder: Decoder) -> int:
 
 async def ask(decoder: Decoder, data: bytes) -> tuple[int, ...]:
     """The shape of the view of a picture."""
-    names, _ = await decoder.read(PredictOptions, body(data), kind=KIND)
+    names, _ = await decoder.read(PredictOptions, READ, body(data))
     assert names == ["image.png"]
     view = (await decoder.decode(0, "image.png", PREPROCESSING)).view
     return tuple(view.shape)
@@ -68,7 +71,7 @@ def test_a_picture_that_takes_for_ever_ends_its_decoder_alone() -> None:
 
         async def stuck() -> None:
             async with pool.decoder("a") as decoder:
-                await decoder.read(PredictOptions, body(picture()), kind=KIND)
+                await decoder.read(PredictOptions, READ, body(picture()))
                 os.kill(pid_of(decoder), signal.SIGSTOP)
                 stopped.set()
                 await decoder.decode(0, "a.jpg", PREPROCESSING)
@@ -143,7 +146,7 @@ def test_a_cancelled_request_takes_its_decoder_with_it() -> None:
             async with pool.decoder() as decoder:
                 os.kill(pid_of(decoder), signal.SIGSTOP)
                 stopped.set()
-                await decoder.read(PredictOptions, body(picture()), kind=KIND)
+                await decoder.read(PredictOptions, READ, body(picture()))
 
         task = asyncio.create_task(stuck())
         await stopped.wait()
@@ -159,7 +162,7 @@ def test_a_cancelled_request_takes_its_decoder_with_it() -> None:
 def test_images_of_a_request_that_was_refused_are_forgotten() -> None:
     async def work(pool: DecoderPool) -> None:
         async with pool.decoder() as decoder:
-            await decoder.read(PredictOptions, body(picture()), kind=KIND)
+            await decoder.read(PredictOptions, READ, body(picture()))
         async with pool.decoder() as decoder:
             assert await ask(decoder, picture()) == (16, 16, 3)
 
@@ -237,7 +240,7 @@ def test_a_decoder_ends_without_its_service(busy: bool) -> None:
     process.start()
     theirs.close()
     if busy:
-        send(ours, {"do": "decode", "what": "a", "index": 0})
+        ours.send(("a", BodyDecoder.decode, (0, PREPROCESSING, 1), False))
     else:
         ours.close()
     process.join(FUSE)

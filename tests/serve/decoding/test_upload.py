@@ -19,7 +19,7 @@ MOST = 4
 
 
 def read(kind: str, body: bytes) -> Upload:
-    return read_upload(PredictOptions, kind, bytearray(body), MOST)
+    return read_upload(PredictOptions, kind, MOST, bytearray(body))
 
 
 def refusal(kind: str, body: bytes) -> tuple[int, str]:
@@ -51,7 +51,7 @@ def test_a_form_has_files() -> None:
 
 def test_the_body_is_dropped() -> None:
     body = bytearray(form(("image", b"x", True)))
-    read_upload(PredictOptions, FORM, body, MOST)
+    read_upload(PredictOptions, FORM, MOST, body)
     assert not body
 
 

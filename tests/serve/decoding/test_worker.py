@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 import threading
+from functools import partial
 from multiprocessing import Pipe
 
 import numpy as np
@@ -16,29 +17,30 @@ from tests.support.serving import picture
 from benchmarks.serve.malformed import BOUNDARY, form
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
-from engram.serve.decoding.worker import BodyDecoder, receive, send
+from engram.serve.decoding.upload import read_upload
+from engram.serve.decoding.worker import Answer, BodyDecoder, receive, send
+from engram.serve.routes.schemas import PredictOptions
 
 PREPROCESSING = Preprocessing((16, 16), None)
-READ = {"do": "read", "what": "The body", "options": "PredictOptions", "max_images": 9}
 KIND = f"multipart/form-data; boundary={BOUNDARY.decode()}"
 
 
 def holding(*images: bytes) -> BodyDecoder:
     decoder = BodyDecoder()
     body = bytearray(form(*[("image", data, True) for data in images], ("top_k", b"2", False)))
-    answer, _ = decoder.answer({**READ, "kind": KIND}, body)
+    read = partial(read_upload, PredictOptions, KIND, 9)
+    answer, _ = decoder.answer("The body", BodyDecoder.read, read, body)
     assert answer["names"] == ["image.png"] * len(images)
     assert answer["options"] == {"tasks": None, "top_k": 2, "attention": None}
     return decoder
 
 
-def decode(index: int, max_pixels: int = 10**6) -> dict[str, object]:
-    message = {"do": "decode", "what": "image.png", "index": index, "max_pixels": max_pixels}
-    return {**message, "preprocessing": PREPROCESSING.to_dict()}
+def decode(decoder: BodyDecoder, index: int = 0, max_pixels: int = 10**6) -> Answer:
+    return decoder.answer("image.png", BodyDecoder.decode, index, PREPROCESSING, max_pixels)
 
 
 def test_a_view_is_the_one_that_the_model_is_trained_on() -> None:
-    answer, data = holding(picture(1), picture(2)).answer(decode(1), bytearray())
+    answer, data = decode(holding(picture(1), picture(2)), 1)
     assert answer["fields"] == {
         "name": "image.png", "width": 24, "height": 20, "view": [0, 0, 24, 20]
     }  # fmt: skip
@@ -55,7 +57,7 @@ def test_a_view_is_the_one_that_the_model_is_trained_on() -> None:
     ],
 )
 def test_what_is_wrong_is_the_answer(data: bytes, most: int, sentence: str, large: bool) -> None:
-    answer, _ = holding(data).answer(decode(0, most), bytearray())
+    answer, _ = decode(holding(data), max_pixels=most)
     assert answer["refused"].startswith(sentence)
     assert answer["refused"].endswith("Send a smaller one." if large else "or AVIF.")
     assert (answer["status"], answer["ending"]) == (422, "")
@@ -67,14 +69,14 @@ def test_running_out_of_memory_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> 
 
     decoder = holding(picture())
     monkeypatch.setattr(Image.Image, "load", full)
-    answer, _ = decoder.answer(decode(0), bytearray())
+    answer, _ = decode(decoder)
     assert "too much memory" in answer["refused"]
     assert answer["ending"] == "out of memory"
 
 
 def test_an_image_is_dropped_once_it_is_decoded() -> None:
     decoder = holding(picture())
-    decoder.answer(decode(0), bytearray())
+    decode(decoder)
     assert decoder.images == [("image.png", b"")]
 
 
@@ -90,20 +92,18 @@ def test_an_animation_gives_its_first_frame() -> None:
     file = io.BytesIO()
     frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
     frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
-    _, data = holding(file.getvalue()).answer(decode(0), bytearray())
+    _, data = decode(holding(file.getvalue()))
     assert data[:3] == bytes([255, 0, 0])
 
 
-def test_no_exception_ends_a_decoder_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_exception_ends_a_decoder_without_an_answer() -> None:
     class Panic(BaseException):
         """As those of parsers in Rust."""
 
-    def fail(*arguments: object) -> None:
+    def fail(body: bytearray) -> None:
         raise Panic("a\nlong story")
 
-    monkeypatch.setattr("engram.serve.decoding.worker.read_inference", fail)
-    message = {**READ, "options": "InferOptions", "json_bytes": None, "size": []}
-    answer, _ = BodyDecoder().answer(message, bytearray())
+    answer, _ = BodyDecoder().answer("The body", BodyDecoder.read, fail, bytearray())
     assert answer["ending"].startswith("Panic: a")
     assert "\n" not in answer["ending"]
 

@@ -23,7 +23,7 @@ def test_tokens_and_limits_are_the_same(opened: Opened, path: str) -> None:
     assert "1 image at most" in response.json()["error"]
     response = client.post(path, content=b"", headers={**headers, "Content-Type": "text/plain"})
     assert response.status_code == 415
-    assert client.app.state.batcher.pending == 0  # type: ignore[attr-defined]
+    assert client.app.state.batcher.places.total == 0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("path", ["/v1/predict", "/v1/embed"])
@@ -57,7 +57,7 @@ def test_an_answer_is_counted_before_it_is_computed(
     assert "values" in response.json()["error"]
     response = client.post(path, files=files * 2, data=fits)
     assert "send fewer images" in response.json()["error"]
-    pending = client.app.state.batcher.pending  # type: ignore[attr-defined]
+    pending = client.app.state.batcher.places.total  # type: ignore[attr-defined]
     assert pending == 0
 
 
@@ -65,10 +65,10 @@ def test_answers_in_progress_are_counted_together() -> None:
     shares = Shares(2, "values in answers", most=4)
     with ExitStack() as requests:
         for client in ("a", "a", "b", "b"):
-            requests.enter_context(shares.request(client))(1)
-        with pytest.raises(Problem, match="values in answers"), shares.request("c") as take:
-            take(1)
-    with shares.request("a") as take, pytest.raises(Problem) as refused:
+            requests.enter_context(shares.taken(client))
+        with pytest.raises(Problem, match="values in answers"), shares.taken("c"):
+            pass
+    with shares.taken("a", 0) as take, pytest.raises(Problem) as refused:
         take(3)
     assert refused.value.status == 429
     assert not shares._taken

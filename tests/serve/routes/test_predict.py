@@ -73,7 +73,7 @@ def test_a_request_that_takes_too_long_may_try_again_later(opened: Opened) -> No
     response = client.post("/v1/predict", files={"image": picture()})
     assert response.status_code == 503
     assert response.headers["retry-after"] == "5"
-    assert batcher.pending == 0
+    assert batcher.places.total == 0
     assert client.get("/readyz").status_code == 503
     assert client.get("/healthz").status_code == 200
 

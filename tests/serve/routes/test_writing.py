@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,18 +24,14 @@ from engram.store.compose import compose
 Work = Callable[[Answer], Awaitable[None]]
 
 
-async def call(write: Callable[[], bytes | None]) -> bytes | None:
-    await asyncio.sleep(0)
-    return write()
-
-
 def sent(work: Work, receive: Callable[[], Awaitable[dict[str, Any]]]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:
         messages.append(dict(message))
 
-    asyncio.run(Answer(work)({"type": "http"}, receive, send))  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1) as threads:
+        asyncio.run(Answer(work, threads)({"type": "http"}, receive, send))  # type: ignore[arg-type]
     return messages
 
 
@@ -45,14 +42,14 @@ async def stays() -> dict[str, Any]:
 
 def test_a_small_answer_is_sent_whole_and_a_large_one_in_pieces() -> None:
     async def small(answer: Answer) -> None:
-        await answer.write([b"a", b"b"], call, {})
+        await answer.write([b"a", b"b"], {})
 
     start, body = sent(small, stays)
     assert dict(start["headers"])[b"content-length"] == b"2"
     assert (body["body"], body["more_body"]) == (b"ab", False)
 
     async def large(answer: Answer) -> None:
-        await answer.write([b"x" * PIECE_BYTES] * 3 + [b"y"], call, {})
+        await answer.write([b"x" * PIECE_BYTES] * 3 + [b"y"], {})
 
     start, *bodies = sent(large, stays)
     assert b"content-length" not in dict(start["headers"])
@@ -75,7 +72,7 @@ def test_nothing_is_written_for_a_client_that_is_gone() -> None:
         return {"type": "http.disconnect"}
 
     async def work(answer: Answer) -> None:
-        await answer.write(unending(), call, {})
+        await answer.write(unending(), {})
 
     assert not any(not one.get("more_body", True) for one in sent(work, leaves))
     assert written < 20
@@ -83,7 +80,7 @@ def test_nothing_is_written_for_a_client_that_is_gone() -> None:
 
 def test_an_answer_that_takes_too_long_is_seen_to_be_incomplete() -> None:
     async def work(answer: Answer) -> None:
-        await answer.write([b"x" * PIECE_BYTES] * 2, call, {})
+        await answer.write([b"x" * PIECE_BYTES] * 2, {})
         raise Problem(503, "Too late.")
 
     assert sent(work, stays)[0]["status"] == 200  # no second status

@@ -54,7 +54,7 @@ _PER_OUTPUT = 8  # values that describe one output, with room for fields of othe
 
 
 def read_inference(
-    body: bytearray, json_bytes: int | None, size: Sequence[int], most: int
+    json_bytes: int | None, size: Sequence[int], most: int, body: bytearray
 ) -> Upload:
     """Read at most so many images or pixels (3, *size) of a body; anything wrong is a Problem.
 
@@ -89,7 +89,7 @@ def read_inference(
     return Upload(named(images), request, (3, *size) if tensor.name == PIXELS else None)
 
 
-def read_vectors(body: bytearray, features: int) -> Upload:
+def read_vectors(features: int, body: bytearray) -> Upload:
     """Vectors with labels, which a task is taught from; anything wrong is a Problem.
 
     They are one array of float32, (vectors, features). Clears the body.

@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +25,15 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from engram.images.preprocessing import Preprocessing
-from engram.serve.decoding.worker import GOOD, SMALLER, Document, receive, send, work
+from engram.serve.decoding.worker import (
+    GOOD,
+    SMALLER,
+    BodyDecoder,
+    Document,
+    Read,
+    receive,
+    work,
+)
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
 
@@ -37,7 +45,7 @@ _HIDDEN = ("ENGRAM_", "PYTHONSAFEPATH")
 
 @dataclass(frozen=True)
 class Decoded:
-    """An image: what responses say about it, and its view: uint8 (h, w, 3), or pixels (3, h, w)."""
+    """An image: what responses say about it, and its view, uint8 (h, w, 3); or floats as sent."""
 
     fields: dict[str, Any]
     view: Tensor
@@ -48,7 +56,8 @@ def start_fork_server() -> None:
 
     It knows no token of the service, and imports nothing from the current folder.
     """
-    multiprocessing.set_forkserver_preload(["engram.serve.decoding.worker"])
+    decoding = "engram.serve.decoding"
+    multiprocessing.set_forkserver_preload([f"{decoding}.worker", f"{decoding}.infer_body"])
     with _ENVIRONMENT:
         hidden = {name: text for name, text in os.environ.items() if name.startswith(_HIDDEN)}
         for name in hidden:
@@ -66,7 +75,6 @@ class Decoder:
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.failed = settings, ""
-        self._images = 0  # that it still holds
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engram-decoder")
         self._connection, theirs = multiprocessing.Pipe()
         weakref.finalize(self, self._connection.close)  # the process ends with it, also at exit
@@ -83,55 +91,40 @@ class Decoder:
         return not self._connection.poll()
 
     async def read(
-        self, options: type[Options], body: bytearray, **form: Any
+        self, options: type[Options], read: Read, body: bytearray
     ) -> tuple[list[str], Options]:
-        """Send the body of a request; gives the names of its images, and its options. Clears it.
-
-        `form` is the content type (`kind`); for the Open Inference Protocol, where the JSON ends
-        (`json_bytes`) and the size of pixels (`size`); for vectors, how long each is (`features`).
-        """
-        message = {"do": "read", "what": "The body", "options": options.__name__, **form}
-        answer, _ = await self._ask({**message, "max_images": self.settings.max_images}, body)
-        self._images = len(answer["names"])
+        """Let it `read` the body of a request, which is cleared: names of images, and options."""
+        answer, _ = await self._ask("The body", BodyDecoder.read, read, body=body)
         return answer["names"], options.model_validate(answer["options"])
 
-    async def decode(self, index: int, name: str, preprocessing: Preprocessing | None) -> Decoded:
-        """An image of the body; arrays need no preprocessing."""
-        message = {
-            "do": "decode",
-            "what": name,
-            "index": index,
-            "preprocessing": preprocessing and preprocessing.to_dict(),
-            "max_pixels": self.settings.max_pixels,
-        }
-        answer, data = await self._ask(message, bytearray())
-        self._images -= 1
+    async def decode(self, index: int, name: str, preprocessing: Preprocessing) -> Decoded:
+        """An image of the body."""
+        arguments = index, preprocessing, self.settings.max_pixels
+        answer, data = await self._ask(name, BodyDecoder.decode, *arguments)
         view = torch.frombuffer(data, dtype=getattr(torch, answer["dtype"])).view(answer["shape"])
         return Decoded(answer["fields"], view)
 
     def forget(self) -> None:
         """Let it drop images of the request that were not decoded; there is no answer."""
-        if self._images:
-            self._images = 0
-            with suppress(OSError):
-                send(self._connection, {"do": "forget"})
+        with suppress(OSError):
+            self._connection.send(None)
 
     def kill(self) -> None:
         """End the process at once, whatever it does, and so the thread that waits for it."""
         self.process.kill()
 
-    async def _ask(self, message: Document, data: bytearray) -> tuple[Document, bytearray]:
-        """The answer to a message; if there is none, a Problem about `what` it is about."""
+    async def _ask(
+        self, what: str, *call: Any, body: bytearray | None = None
+    ) -> tuple[Document, bytearray]:
+        """The result of a call in the process; if there is none, a Problem about `what`."""
         self.failed = "its request was cancelled"  # unless the answer arrives
-        limit, what = self.settings.decode_timeout, message["what"]
+        limit = self.settings.decode_timeout
         try:
-            async with asyncio.timeout(limit) as timer:
+            async with asyncio.timeout(limit):
                 loop = asyncio.get_running_loop()
-                work = loop.run_in_executor(self._thread, self._exchange, message, data)
-                answer, more = await work
+                work = loop.run_in_executor(self._thread, self._exchange, what, call, body)
+                answer, data = await work
         except TimeoutError:
-            if not timer.expired():
-                raise
             self.failed = f"{limit:g} seconds were over"
             sentence = f"it takes more than {limit:g} seconds to read, which is the limit"
             raise Problem(422, f"{what}: {sentence}. {SMALLER}") from None
@@ -146,11 +139,16 @@ class Decoder:
         self.failed = answer.get("ending", "")
         if "refused" in answer:
             raise Problem(answer["status"], answer["refused"])
-        return answer, more
+        return answer, data
 
-    def _exchange(self, message: Document, data: bytearray) -> tuple[Document, bytearray]:
-        send(self._connection, message, data)
-        data.clear()
+    def _exchange(
+        self, what: str, call: Sequence[Any], body: bytearray | None
+    ) -> tuple[Document, bytearray]:
+        method, *arguments = call
+        self._connection.send((what, method, tuple(arguments), body is not None))
+        if body is not None:
+            self._connection.send_bytes(body)
+            body.clear()
         return receive(self._connection)
 
 

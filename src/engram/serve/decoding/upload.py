@@ -41,20 +41,20 @@ class Upload:
     shape: tuple[int, ...] | None = None
 
 
-def read_upload(options: type[Options], kind: str, body: bytearray, most: int) -> Upload:
+def read_upload(options: type[Options], kind: str, most: int, body: bytearray) -> Upload:
     """Read at most so many images, and options, of a body; anything wrong is a Problem.
 
     `kind` is its content type. The body is cleared as soon as it is not needed any more.
     """
     if kind.partition(";")[0].strip().lower() == "application/json":
-        return _from_json(options, body, most)
-    return _from_form(options, kind, body, most)
+        return _from_json(options, most, body)
+    return _from_form(options, kind, most, body)
 
 
 # JSON
 
 
-def _from_json(options: type[Options], body: bytearray, most: int) -> Upload:
+def _from_json(options: type[Options], most: int, body: bytearray) -> Upload:
     known = list(options.model_fields)
     hint = f"it needs the list images, and may have {', '.join(known)}"
     check_json(body, most + MAX_TASKS + len(known), hint)
@@ -106,7 +106,7 @@ def check_json(text: bytearray, most: int, hint: str) -> None:
 # Forms
 
 
-def _from_form(options: type[Options], kind: str, body: bytearray, most: int) -> Upload:
+def _from_form(options: type[Options], kind: str, most: int, body: bytearray) -> Upload:
     files, fields, ends = list[File](), list[Field](), list[bool]()
 
     def keep_file(file: File) -> None:
@@ -141,7 +141,7 @@ def _from_form(options: type[Options], kind: str, body: bytearray, most: int) ->
     if not images:
         raise Problem(422, "There is no image; send at least one file in the field image.")
     try:
-        return Upload(images, options.model_validate(values))
+        return Upload(images, options.model_validate(values, strict=False))
     except ValidationError as error:
         raise invalid(error, "The form") from None
 
@@ -177,9 +177,7 @@ def _fields(fields: list[Field]) -> dict[str, Any]:
         elif name in options:
             raise Problem(422, f"The field {printable(name, 40)!r} is given twice.")
         else:
-            # Python refuses to read thousands of digits; the limit is far below them
-            is_number = name == "top_k" and text.isdecimal() and len(text) < 100
-            options[name] = int(text) if is_number else text
+            options[name] = text
     return options
 
 

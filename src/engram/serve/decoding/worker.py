@@ -1,8 +1,8 @@
 """A decoder: reads one body, and decodes the images in it one after the other.
 
-It runs in a process of its own, see `pool.py`, and answers every message with one, except `forget`.
-A message is a JSON document, and bytes that belong to it. Not pickle: the service must not run what
-a decoder sends, whatever an image did to it.
+It runs in a process of its own, see `pool.py`. The service sends calls of methods of `BodyDecoder`,
+as `multiprocessing` pickles them. Every answer is a JSON document and bytes that belong to it, not
+a pickle: the service must not run what a decoder sends, whatever an image did to it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import re
 import resource
 import signal
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,14 @@ import numpy as np
 from engram.images.decode import HEADER_BYTES, BadImage, LargeImage, image_size, is_heic
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_box, evaluation_view
-from engram.serve.decoding.infer_body import read_inference, read_vectors
-from engram.serve.decoding.upload import read_upload
+from engram.serve.decoding.upload import Upload
 from engram.serve.problems import Problem
-from engram.serve.routes.schemas import OPTIONS, TeachOptions
 from engram.util.text import printable
 from engram.util.worker_processes import ignore_pillow_warnings
 
 Document = dict[str, Any]
+Answer = tuple[Document, bytes]
+Read = Callable[[bytearray], Upload]  # a function of `upload.py` or `infer_body.py`
 
 #: The formats that are accepted. HEIC is not, even where pillow-heif is installed: it would hand
 #: strangers' files to a large decoder in C++ that Pillow does not come with.
@@ -78,15 +79,17 @@ def work(connection: Connection, memory: int, seconds: int) -> None:
     decoder = BodyDecoder()
     with contextlib.suppress(EOFError, OSError):
         while True:
-            document, data = receive(connection)
-            if document["do"] == "forget":
+            message = connection.recv()
+            if message is None:  # the request has ended
                 decoder.images.clear()
                 continue
+            what, method, arguments, has_body = message
+            if has_body:
+                arguments += (bytearray(connection.recv_bytes()),)
             signal.alarm(seconds)
-            answer, view = decoder.answer(document, data)
+            answer, data = decoder.answer(what, method, *arguments)
             signal.alarm(0)
-            del data
-            send(connection, answer, view)
+            send(connection, answer, data)
             if answer.get("ending"):
                 return
 
@@ -106,13 +109,11 @@ class BodyDecoder:
         self.images: list[tuple[str, bytes]] = []
         self.shape: tuple[int, ...] | None = None
 
-    def answer(self, message: Document, data: bytearray) -> tuple[Document, bytes]:
-        """The result that a message asks for; or a refusal, and why this process has to end."""
-        what, ending = message["what"], ""
+    def answer(self, what: str, method: Callable[..., Answer], *arguments: Any) -> Answer:
+        """What a method gives about `what`; or a refusal, and why this process has to end."""
+        ending = ""
         try:
-            if message["do"] == "decode":
-                return self._decode(message)
-            return self._read(message, data), b""
+            return method(self, *arguments)
         except Problem as problem:
             return {"status": problem.status, "refused": problem.sentence}, b""
         except (BadImage, MemoryError) as error:
@@ -126,30 +127,21 @@ class BodyDecoder:
             ending = printable(f"{type(error).__name__}: {error}", 200)
         return {"status": 422, "refused": f"{sentence}. {send}", "ending": ending}, b""
 
-    def _read(self, message: Document, body: bytearray) -> Document:
-        self.images = []  # of the request before: two requests never are in memory
-        most, options = message["max_images"], OPTIONS.get(message["options"])
-        if options is not None:
-            upload = read_upload(options, message["kind"], body, most)
-        elif message["options"] == TeachOptions.__name__:
-            upload = read_vectors(body, message["features"])
-        else:
-            upload = read_inference(body, message["json_bytes"], message["size"], most)
+    def read(self, read: Read, body: bytearray) -> Answer:
+        """Keep the images of a body; gives their names, and its options."""
+        upload = read(body)
         self.images, self.shape = upload.images, upload.shape
-        options_sent = upload.options.model_dump(exclude={"images", "inputs", "vectors"})
-        return {"names": [name for name, _ in self.images], "options": options_sent}
+        options = upload.options.model_dump(exclude={"images", "inputs", "vectors"})
+        return {"names": [name for name, _ in self.images], "options": options}, b""
 
-    def _decode(self, message: Document) -> tuple[Document, bytes]:
+    def decode(self, index: int, preprocessing: Preprocessing, max_pixels: int) -> Answer:
         """The fields of the response about an image, and its view."""
-        name, data = self.images[message["index"]]
-        self.images[message["index"]] = (name, b"")  # it is decoded once
+        name, data = self.images[index]
+        self.images[index] = (name, b"")  # it is decoded once
         if self.shape is not None:
-            height, width = self.shape[-2:]
-            about = {"name": name, "width": width, "height": height, "view": [0, 0, width, height]}
-            return {"fields": about, "shape": self.shape, "dtype": "float32"}, data
-        preprocessing = Preprocessing.from_dict(message["preprocessing"])
+            return {"fields": {}, "shape": self.shape, "dtype": "float32"}, data
         check_format(data, name)
-        width, height = image_size(data, name=name, max_pixels=message["max_pixels"])
+        width, height = image_size(data, name=name, max_pixels=max_pixels)
         view = np.ascontiguousarray(evaluation_view(data, preprocessing, name=name))
         box = [round(x, 3) for x in evaluation_box(width, height, preprocessing)]
         fields = {"name": name, "width": width, "height": height, "view": box}

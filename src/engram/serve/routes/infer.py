@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from engram import __version__
 from engram.serve.catalogue import Catalogue, Snapshot
+from engram.serve.decoding.infer_body import read_inference
 from engram.serve.outputs import (
     is_finite,
     is_mask,
@@ -107,8 +109,9 @@ def infer_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Tokens
             response = TensorResponse(served, options, [outputs for _, outputs in images])
             return response.parts(), await pipeline.in_thread(response.headers)
 
-        form = {"json_bytes": _json_bytes(request), "size": snapshot.model.preprocessing.size}
-        return pipeline.respond(request, snapshot, Query(InferOptions, form, served.asked, write))
+        size, most = snapshot.model.preprocessing.size, pipeline.settings.max_images
+        read = partial(read_inference, _json_bytes(request), size, most)
+        return pipeline.respond(request, snapshot, Query(InferOptions, read, served.asked, write))
 
     return router
 
@@ -136,17 +139,14 @@ class Served:
     @classmethod
     def find(cls, snapshot: Snapshot, name: str, version: str = "") -> Served:
         """The model of this name; a Problem if there is none, or not in this version."""
-        if name in snapshot.contents:
+        folder = snapshot.bundle.folder.resolve().name
+        if name in snapshot.names:
             found = cls(snapshot, name, (name,), snapshot.version(name))
-        elif name in snapshot.names:  # base
-            found = cls(snapshot, name, (name,), snapshot.model.backbone.fingerprint[:16])
-        elif name == snapshot.bundle.folder.resolve().name:
+        elif name == folder:
             found = cls(snapshot, name, snapshot.names, snapshot.tag)
         else:
-            models = (*snapshot.names, snapshot.bundle.folder.resolve().name)
-            raise Problem(
-                404, f"There is no model {printable(name, 64)!r}; there are {', '.join(models)}."
-            )
+            models = ", ".join((*snapshot.names, folder))
+            raise Problem(404, f"There is no model {printable(name, 64)!r}; there are {models}.")
         if version not in ("", found.version):
             raise Problem(
                 404, f"The model {name!r} has the version {found.version}, and no other is served."

@@ -18,6 +18,7 @@ from engram.inference.engine import familiarity_name
 from engram.inference.predict import shown_familiarity
 from engram.methods.attention_maps import SOURCES
 from engram.serve.catalogue import Catalogue, Snapshot
+from engram.serve.decoding.upload import read_upload
 from engram.serve.outputs import kept_values
 from engram.serve.routes.request_pipeline import (
     Answered,
@@ -85,7 +86,8 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
             contents = snapshot.answering(options.tasks or snapshot.names)
             return json_parts({"images": parts, "contents": contents}), {}
 
-        query = Query(PredictOptions, {"kind": kind}, partial(_asked, snapshot), write)
+        read = partial(read_upload, PredictOptions, kind, settings.max_images)
+        query = Query(PredictOptions, read, partial(_asked, snapshot), write)
         return pipeline.respond(request, snapshot, query)
 
     @router.post(
@@ -102,7 +104,8 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
             contents = snapshot.answering(options.tasks or snapshot.embedding_names)
             return json_parts({"images": parts, "contents": contents}), {}
 
-        query = Query(EmbedOptions, {"kind": kind}, partial(_asked_vectors, snapshot), write, True)
+        read = partial(read_upload, EmbedOptions, kind, settings.max_images)
+        query = Query(EmbedOptions, read, partial(_asked_vectors, snapshot), write, embeds=True)
         return pipeline.respond(request, snapshot, query)
 
     return router

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel
@@ -19,6 +19,7 @@ from engram.inference.engine import familiarity_name
 from engram.serve.batching import MANY_VALUES, Batcher
 from engram.serve.catalogue import Snapshot
 from engram.serve.decoding.pool import Decoded, DecoderPool
+from engram.serve.decoding.worker import Read
 from engram.serve.limits import Reserve, Shares
 from engram.serve.middleware import client_address
 from engram.serve.outputs import Outputs, is_finite, task_name
@@ -49,7 +50,7 @@ class Query(Generic[Options]):
     """
 
     options: type[Options]
-    form: dict[str, Any]  # of the body, see `Decoder.read`
+    read: Read
     asked: Callable[[Options], Asked]
     write: Callable[[Options, Sequence[Answered]], Awaitable[Written]]
     embeds: bool = False
@@ -80,10 +81,14 @@ class RequestPipeline:
             if values > MANY_VALUES:  # by now nothing holds them
                 await self.in_thread(return_freed_memory)
 
-        return Answer(work)
+        return Answer(work, self._threads)
 
     def teach(
-        self, request: Request, features: int, solve: Callable[[TeachOptions, Tensor], bytes]
+        self,
+        request: Request,
+        snapshot: Snapshot,
+        read: Read,
+        solve: Callable[[Snapshot, TeachOptions, Tensor], bytes],
     ) -> Answer:
         """Answer a request of vectors and labels with the engram that `solve` makes of them.
 
@@ -94,22 +99,21 @@ class RequestPipeline:
             async with self._body(request) as body:
                 with self.telemetry.stage(DECODE):
                     async with self.decoders.decoder(client_address(request.scope)) as decoder:
-                        [name], options = await decoder.read(TeachOptions, body, features=features)
-                        vectors = (await decoder.decode(0, name, None)).view
-                loop = asyncio.get_running_loop()
-                data = await loop.run_in_executor(self._teacher, solve, options, vectors)
+                        [name], options = await decoder.read(TeachOptions, read, body)
+                        found = await decoder.decode(0, name, snapshot.model.preprocessing)
+                solved = partial(solve, snapshot, options, found.view)
+                data = await asyncio.get_running_loop().run_in_executor(self._teacher, solved)
                 with self.telemetry.stage(WRITE):
-                    headers = {"Content-Type": "application/octet-stream"}
-                    await answer.write([data], self.in_thread, headers)
+                    await answer.write([data], {"Content-Type": "application/octet-stream"})
 
-        return Answer(work)
+        return Answer(work, self._threads)
 
     @asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytearray]:
         """The whole body, within the limits of the service; the block has a deadline."""
         deadline = asyncio.get_running_loop().time() + self.settings.timeout
-        self.batcher.check_capacity()
-        with self._bodies.request(client_address(request.scope)) as reserve:
+        self.batcher.places.check()
+        with self._bodies.taken(client_address(request.scope), 0) as reserve:
             with self.telemetry.stage(BODY):
                 body = await read_body(request, self.settings.max_body, deadline, reserve)
             try:
@@ -137,7 +141,7 @@ class RequestPipeline:
         with ExitStack() as places:
             with self.telemetry.stage(DECODE):
                 async with self.decoders.decoder(address) as decoder:
-                    names, options = await decoder.read(query.options, body, **query.form)
+                    names, options = await decoder.read(query.options, query.read, body)
                     (wanted, each), count = query.asked(options), len(names)
                     self._check_values(each, count)
                     places.enter_context(self._answers.taken(address, count * each))
@@ -151,8 +155,7 @@ class RequestPipeline:
             with self.telemetry.stage(WRITE):
                 images = list(zip(decoded, outputs, strict=True))
                 parts, headers = await query.write(options, images)
-                headers = {"Content-Type": "application/json", **headers}
-                await answer.write(parts, self.in_thread, headers)
+                await answer.write(parts, {"Content-Type": "application/json", **headers})
         for task in {task_name(name) for name in wanted}:
             self.telemetry.answers.labels(task).inc(count)
         if not query.embeds:  # vectors are no answers

@@ -53,12 +53,6 @@ class EmbedOptions(Options):
     """Options of /v1/embed."""
 
 
-#: Options of requests with images, by the name under which the service and its decoders know them.
-OPTIONS: dict[str, type[Options]] = {
-    options.__name__: options for options in (PredictOptions, EmbedOptions)
-}
-
-
 @cache
 def body_with_images(options: type[Options], most: int, *, form: bool = False) -> type[Any]:
     """The body of a request, as JSON or a form, with the limit of a service on images."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engram.methods import Base, Head
 from engram.serve.catalogue import Catalogue, Condition, Snapshot
+from engram.serve.decoding.infer_body import read_vectors
 from engram.serve.log import Log
 from engram.serve.middleware import client_address
 from engram.serve.problems import Problem
@@ -59,7 +60,7 @@ def tasks_router(
         tag = f'"{snapshot.tag}"'
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"ETag": tag})
-        describe = partial(task_list, snapshot, settings.engine, tokens.attach is not None)
+        describe = partial(task_list, snapshot, settings.engine, tokens.attaching)
         return await _document(snapshot, "", describe, {"ETag": tag})
 
     @router.get(
@@ -170,7 +171,8 @@ def tasks_router(
     async def teach(request: Request) -> Response:
         snapshot = catalogue.now
         features = snapshot.model.task(Base.name).head.vector_size
-        return pipeline.teach(request, features, partial(taught_engram, snapshot))
+        read = partial(read_vectors, features)
+        return pipeline.teach(request, snapshot, read, taught_engram)
 
     return router
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import Response
 from torch import Tensor
@@ -23,20 +24,17 @@ if TYPE_CHECKING:
 PIECE_BYTES = 65_536  # at least, of all pieces but the last
 PIECE_VALUES = 4096  # written at a time: one or two milliseconds, in which no other thread runs
 
-Result = TypeVar("Result")
-InThread = Callable[[Callable[[], Result]], Awaitable[Result]]
-
 
 class Answer(Response):
     """A response that begins its work when it is to be sent, and keeps its places until then.
 
     A Problem before the first piece is answered as always. Later it ends the connection: the client
-    sees that the answer is not complete.
+    sees that the answer is not complete. The pieces are computed in `threads`.
     """
 
-    def __init__(self, work: Callable[[Answer], Awaitable[None]]) -> None:
+    def __init__(self, work: Callable[[Answer], Awaitable[None]], threads: Executor) -> None:
         super().__init__()
-        self._work, self._started = work, False
+        self._work, self._threads, self._started = work, threads, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
@@ -46,16 +44,11 @@ class Answer(Response):
             if not self._started:
                 raise
 
-    async def write(
-        self,
-        parts: Iterable[bytes],
-        in_thread: InThread[bytes | None],
-        headers: Mapping[str, str],
-    ) -> None:
-        """Send a body; `in_thread` computes each piece of it. Ends early if the client is gone."""
-        pieces = _gather(parts)
-        fetch = partial(next, pieces, None)
-        piece, following = await in_thread(fetch), await in_thread(fetch)
+    async def write(self, parts: Iterable[bytes], headers: Mapping[str, str]) -> None:
+        """Send a body. Ends early if the client is gone."""
+        run, pieces = asyncio.get_running_loop().run_in_executor, _gather(parts)
+        fetch = partial(run, self._threads, next, pieces, None)
+        piece, following = await fetch(), await fetch()
         if following is None:
             headers = {"Content-Length": str(len(piece or b"")), **headers}
         encoded = [(name.lower().encode(), text.encode()) for name, text in headers.items()]
@@ -68,7 +61,7 @@ class Answer(Response):
                 more = following is not None
                 await self._send({"type": "http.response.body", "body": piece, "more_body": more})
                 piece = following
-                following = await in_thread(fetch) if more else None
+                following = await fetch() if more else None
         finally:
             gone.cancel()
 
