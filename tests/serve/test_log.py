@@ -92,7 +92,7 @@ def test_the_same_error_passes_once_in_an_interval_and_says_how_often_it_came(
     now, passed = 0.0, list[str]()
     monkeypatch.setattr("time.monotonic", lambda: now)
     logger = logging.Logger("uvicorn.error")
-    logger.addFilter(SeldomErrors(seconds=60))
+    logger.addFilter(SeldomErrors())
     handler = logging.Handler()
     monkeypatch.setattr(handler, "emit", lambda record: passed.append(record.getMessage()))
     logger.addHandler(handler)

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -55,12 +55,6 @@ class Snapshot:
         """The engine for vectors, which exported graphs do not have."""
         return self.engine if isinstance(self.engine, TorchEngine) else TorchEngine(self.model)
 
-    def routes(self, names: Sequence[str], embeds: bool) -> bool:
-        """Whether a pass can answer for each image other ones of these tasks, or their vectors."""
-        tasks = (self.model.task(name) for name in names)
-        itself = embeds or isinstance(self.engine, TorchEngine)
-        return itself and all(task.method.shares_pass for task in tasks)
-
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Tasks that can be run, parents first, and base, if the backbone has classes."""
@@ -81,12 +75,10 @@ class Snapshot:
         """The engrams as clients may see them: without paths of this machine."""
         return {engram.spec.name: without_local_paths(engram)[0] for engram in self.bundle.engrams}
 
-    def engram(self, name: str) -> Engram:
-        """The engram of a task; a Problem if there is no such task."""
-        for engram in self.bundle.engrams:
-            if engram.spec.name == name:
-                return engram
-        raise Problem(404, f"There is no task {name!r}; there are {', '.join(self.names)}.")
+    def check_task(self, name: str, known: Container[str] = ()) -> None:
+        """Refuse the name of what is no task, and not among `known` either, with a Problem."""
+        if name not in self.contents and name not in known:
+            raise Problem(404, f"There is no task {name!r}; there are {', '.join(self.names)}.")
 
     def answering(self, names: Iterable[str]) -> dict[str, str]:
         """The content of each of these tasks; of base, the fingerprint of the backbone."""
@@ -131,7 +123,7 @@ class Catalogue:
             content = now.contents.get(name)
             condition(name, content)
             if shadow:
-                now.engram(name)  # raises the Problem
+                now.check_task(name)
                 old = now.bundle.shadows.get(name)
                 if old is not None and old.content == engram.content:
                     return None
@@ -158,7 +150,7 @@ class Catalogue:
 
     def _change_task(self, name: str, change: Callable[[Bundle], Bundle]) -> Snapshot:
         def changed(now: Snapshot) -> Bundle:
-            now.engram(name)  # raises the Problem
+            now.check_task(name)
             return change(now.bundle)
 
         return self._change(changed)[1]
@@ -181,7 +173,8 @@ class Catalogue:
                     return False
                 bundle = read_bundle(folder)
                 if _contents(bundle) == _contents(now.bundle):
-                    self.now = replace(now, bundle=bundle)  # others have deleted old versions
+                    # Others have deleted old versions.
+                    self.now = replace(now, bundle=bundle, documents={})
                     return False
                 self._take(self._rebuilt(bundle))
             except EngramError:

@@ -9,6 +9,7 @@ import queue
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Hashable
 from datetime import UTC, datetime
 
@@ -69,8 +70,8 @@ class Log:
 class Seldom:
     """Lets one of each kind through in an interval, and counts the others."""
 
-    def __init__(self, seconds: float = _INTERVAL) -> None:
-        self._seconds, self._lock = seconds, threading.Lock()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         # By kind: when one passed, and how many did not since.
         self._last: dict[Hashable, tuple[float, int]] = {}
 
@@ -78,8 +79,8 @@ class Seldom:
         """The number of its kind that were held back before it; None if it is held back, too."""
         now = time.monotonic()
         with self._lock:
-            when, held_back = self._last.get(kind, (-self._seconds, 0))
-            if now - when < self._seconds:
+            when, held_back = self._last.get(kind, (-_INTERVAL, 0))
+            if now - when < _INTERVAL:
                 self._last[kind] = when, held_back + 1
                 return None
             if len(self._last) >= _KINDS:
@@ -91,25 +92,15 @@ class Seldom:
 class SeldomErrors(logging.Filter):
     """A filter for loggers of libraries: a repeated error is one line in an interval."""
 
-    def __init__(self, seconds: float = _INTERVAL) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._seldom = Seldom(seconds)
+        self._seldom = Seldom()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        kind, _, traceback = record.exc_info or (None, None, None)
-        while traceback is not None and traceback.tb_next is not None:
-            traceback = traceback.tb_next
-        line = () if traceback is None else (traceback.tb_frame.f_code, traceback.tb_lineno)
+        kind, _, trace = record.exc_info or (None, None, None)
+        lines = [(frame.f_code, line) for frame, line in traceback.walk_tb(trace)]
         what = str(record.msg).partition("\n")[0][:100]
-        held_back = self._seldom.passes((record.name, what, kind, *line))
+        held_back = self._seldom.passes((record.name, what, kind, *lines[-1:]))
         if held_back:
             record.msg, record.args = f"{record.getMessage()} ({held_back} more before it)", ()
         return held_back is not None
-
-
-def hold_back_errors() -> None:
-    """Let libraries log an error that comes again and again once in an interval."""
-    for name in ("asyncio", "uvicorn.error"):
-        logger = logging.getLogger(name)
-        if not any(isinstance(one, SeldomErrors) for one in logger.filters):
-            logger.addFilter(SeldomErrors())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -12,6 +11,7 @@ from fastapi.responses import Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engram.errors import EngramError
 from engram.serve.hosts import is_own_name
@@ -21,9 +21,6 @@ from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
 from engram.serve.telemetry import Telemetry
 from engram.util.text import printable, without_paths
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_HEADER_BYTES = 32_768
 _COUNTED = ("/v1/", "/v2/models/")
@@ -59,7 +56,6 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message.setdefault("headers", [])
                 headers = MutableHeaders(scope=message)
                 for name, text in SECURITY_HEADERS.items():
                     headers.setdefault(name, text)

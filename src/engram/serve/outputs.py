@@ -62,7 +62,9 @@ def forward_asked(
     tasks = [list(dict.fromkeys(task_name(name) for name in own)) for own in asked]
     wanted = {name for own in tasks for name in own}
     names = [name for name in snapshot.embedding_names if name in wanted]
-    if len({frozenset(own) for own in tasks}) == 1 or not snapshot.routes(names, embeds):
+    alike = len({frozenset(own) for own in tasks}) == 1
+    graph = not embeds and snapshot.computing is not snapshot.engine
+    if alike or graph or not all(snapshot.model.task(n).method.shares_pass for n in names):
         outputs = forward_views(snapshot, views, names, embeds)
         places: Mapping[str, Sequence[int]] = {name: range(len(views)) for name in names}
     else:

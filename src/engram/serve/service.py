@@ -8,6 +8,7 @@ SO_REUSEPORT every worker would have a queue of its own, and lose it.)
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -31,7 +32,7 @@ from engram.serve.connections import Server, ServiceProtocol, connections_allowe
 from engram.serve.decoding.pool import start_fork_server
 from engram.serve.hosts import THIS_MACHINE, is_loopback
 from engram.serve.launch import Job
-from engram.serve.log import Log, hold_back_errors
+from engram.serve.log import Log, SeldomErrors
 from engram.serve.middleware import MAX_HEADER_BYTES
 from engram.serve.telemetry import METRICS_FOLDER
 from engram.store.bundles import unlisted_files
@@ -110,7 +111,8 @@ class Service:
             timeout_graceful_shutdown=int(settings.timeout) + 10,
             h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,
         )
-        hold_back_errors()
+        for library in ("asyncio", "uvicorn.error"):
+            logging.getLogger(library).addFilter(SeldomErrors())
         Server(config).run(sockets=[self.listener])
 
 

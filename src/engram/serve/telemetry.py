@@ -11,18 +11,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.process_collector import ProcessCollector
 from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from engram import __version__
 from engram.util.optional import require
-
-if TYPE_CHECKING:
-    from starlette.types import Scope
 
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # where prometheus_client adds up the processes
 #: Stages in the order of a request: the body arrives, images are decoded, wait for a pass and are

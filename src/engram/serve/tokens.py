@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -30,10 +30,10 @@ class Tokens:
         self.to_ask = [Depends(self._check(ask, attach))] if ask is not None else []
         self.to_attach = [Depends(self._check(attach))]
 
-    def _check(self, *tokens: str | None) -> Callable[..., None]:
+    def _check(self, *tokens: str | None) -> Callable[..., Awaitable[None]]:
         known = [token.encode() for token in tokens if token is not None]
 
-        def check_token(request: Request, bearer: Bearer) -> None:
+        async def check_token(request: Request, bearer: Bearer) -> None:
             if not known:
                 raise Problem(
                     403,

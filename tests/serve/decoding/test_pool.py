@@ -56,8 +56,7 @@ def run(work: Callable[[DecoderPool], Awaitable[None]], **settings: Any) -> list
         pool = DecoderPool(Settings(**settings), killed.append)
         await pool.start()
         await work(pool)
-        pool.stop()
-        async with asyncio.timeout(FUSE), pool.decoder() as decoder:  # it can be used again
+        async with asyncio.timeout(FUSE), pool.decoder() as decoder:  # it can still be used
             assert await ask(decoder, picture()) == (16, 16, 3)
         pool.stop()
 

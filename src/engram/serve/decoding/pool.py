@@ -167,23 +167,18 @@ class DecoderPool:
         self._turns = weakref.WeakValueDictionary()
         # None: a decoder that the next request has to start.
         self._free: asyncio.LifoQueue[Decoder | None] = asyncio.LifoQueue()
-        for _ in range(settings.decoders):
-            self._free.put_nowait(None)
 
     async def start(self) -> None:
         """Start all decoders, so that the first requests do not wait for them."""
-        for decoder in self._take_free():
-            self._free.put_nowait(decoder or await self._new())
+        for _ in range(self.settings.decoders):
+            self._free.put_nowait(await self._new())
 
     def stop(self) -> None:
-        """End the decoders. Those in use end with their requests."""
-        for decoder in self._take_free():
+        """End the decoders that are not in use."""
+        while not self._free.empty():
+            decoder = self._free.get_nowait()
             if decoder is not None:
                 decoder.kill()
-            self._free.put_nowait(None)
-
-    def _take_free(self) -> list[Decoder | None]:
-        return [self._free.get_nowait() for _ in range(self._free.qsize())]
 
     @asynccontextmanager
     async def decoder(self, client: str = "") -> AsyncIterator[Decoder]:

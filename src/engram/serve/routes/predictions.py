@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -78,7 +78,11 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
             parts = (
                 {
                     **image.fields,
-                    "tasks": task_answers(snapshot, outputs, options.top_k),
+                    "tasks": {
+                        name: partial(task_answer, snapshot, name, outputs, options.top_k)
+                        for name in outputs
+                        if name in snapshot.names
+                    },
                     **own,
                 }
                 for (image, outputs), own in zip(images, maps, strict=True)
@@ -114,8 +118,7 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
 def _names(snapshot: Snapshot, names: Sequence[str], known: Sequence[str]) -> list[str]:
     """These tasks, each once; one that does not exist is a Problem."""
     for name in names:
-        if name not in known:
-            snapshot.engram(name)  # raises the Problem
+        snapshot.check_task(name, known)
     return list(dict.fromkeys(names))
 
 
@@ -155,14 +158,6 @@ def task_attention(snapshot: Snapshot, name: str, view: Tensor) -> dict[str, Any
         for own, rows in zip(shares.tolist(), patches, strict=True)
     )
     return {"task": name, "parts": list(SOURCES), "pooled": maps.pooled, "layers": layers}
-
-
-def task_answers(
-    snapshot: Snapshot, outputs: Mapping[str, Tensor], top_k: int
-) -> dict[str, Callable[[], dict[str, Any]]]:
-    """The answer of each task about one image by name, from the model's outputs."""
-    names = (name for name in outputs if name in snapshot.names)
-    return {name: partial(task_answer, snapshot, name, outputs, top_k) for name in names}
 
 
 def task_answer(

@@ -37,8 +37,6 @@ from engram.tasks.spec import TaskSpec
 from engram.train.teach import solve_task
 from engram.util.text import without_folder
 
-Change = Callable[[str], Snapshot]  # of a task, by its name
-
 _ENGRAM_FILE = {"type": "string", "format": "binary"}
 
 
@@ -55,13 +53,13 @@ def tasks_router(
         responses={304: {}, **error_responses(401, 429)},
         dependencies=tokens.to_ask,
     )
-    async def tasks(request: Request) -> Response:
+    def tasks(request: Request) -> Response:
         snapshot = catalogue.now
         tag = f'"{snapshot.tag}"'
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"ETag": tag})
         describe = partial(task_list, snapshot, settings.engine, tokens.attaching)
-        return await _document(snapshot, "", describe, {"ETag": tag})
+        return _document(snapshot, "", describe, {"ETag": tag})
 
     @router.get(
         "/v1/tasks/{name}",
@@ -70,11 +68,11 @@ def tasks_router(
         responses=error_responses(401, 404, 422, 429),
         dependencies=tokens.to_ask,
     )
-    async def task(name: str) -> Response:
-        return await _described(catalogue.now, name)
+    def task(name: str) -> Response:
+        return _described(catalogue.now, name)
 
-    def log_change(event: str, request: Request, name: str, content: str) -> None:
-        log.event(event, client=client_address(request.scope), task=name, content=content)
+    def log_change(event: str, request: Request, name: str, **content: str) -> None:
+        log.event(event, client=client_address(request.scope), task=name, **content)
 
     @router.put(
         "/v1/tasks/{name}",
@@ -107,51 +105,49 @@ def tasks_router(
         if old is not new:
             known = new.shadows[name] if shadow else new
             event = "attached shadow" if shadow else "attached" if created else "replaced"
-            log_change(event, request, name, known.contents[name])
-        return await _described(new, name, 201 if created else 200)
+            log_change(event, request, name, content=known.contents[name])
+        return await asyncio.to_thread(_described, new, name, 201 if created else 200)
 
-    def change_endpoint(path: str, event: str, change: Change, summary: str) -> None:
-        async def changed(name: str, request: Request) -> Response:
-            snapshot = await asyncio.to_thread(change, name)
-            log_change(event, request, name, snapshot.contents[name])
-            return await _described(snapshot, name)
+    about: dict[str, Any] = {
+        "responses": error_responses(401, 403, 404, 409, 422, 429, 503),
+        "dependencies": tokens.to_attach,
+    }
 
-        router.add_api_route(
-            path,
-            changed,
-            methods=["POST"],
-            name=event,
-            summary=summary,
-            response_model=TaskDetail,
-            responses=error_responses(401, 403, 404, 409, 422, 429, 503),
-            dependencies=tokens.to_attach,
-        )
-
-    change_endpoint(
+    @router.post(
         "/v1/tasks/{name}/promote",
-        "promoted",
-        catalogue.promote,
-        "Let the shadow of a task answer in its place",
+        summary="Let the shadow of a task answer in its place",
+        response_model=TaskDetail,
+        **about,
     )
-    change_endpoint(
+    def promoted(name: str, request: Request) -> Response:
+        snapshot = catalogue.promote(name)
+        log_change("promoted", request, name, content=snapshot.contents[name])
+        return _described(snapshot, name)
+
+    @router.post(
         "/v1/tasks/{name}/rollback",
-        "rolled back",
-        catalogue.roll_back,
-        "Let the version before this one answer again",
+        summary="Let the version before this one answer again",
+        response_model=TaskDetail,
+        **about,
     )
+    def rolled_back(name: str, request: Request) -> Response:
+        snapshot = catalogue.roll_back(name)
+        log_change("rolled back", request, name, content=snapshot.contents[name])
+        return _described(snapshot, name)
 
     @router.delete(
         "/v1/tasks/{name}",
         summary="Detach a task with its versions, or with `shadow=1` drop its shadow",
         status_code=204,
         response_class=Response,
-        responses=error_responses(401, 403, 404, 409, 422, 429, 503),
-        dependencies=tokens.to_attach,
+        **about,
     )
-    async def detach(name: str, request: Request, shadow: bool = False) -> Response:
-        await asyncio.to_thread(catalogue.drop_shadow if shadow else catalogue.detach, name)
-        event = "dropped shadow" if shadow else "detached"
-        log.event(event, client=client_address(request.scope), task=name)
+    def detach(name: str, request: Request, shadow: bool = False) -> Response:
+        if shadow:
+            catalogue.drop_shadow(name)
+        else:
+            catalogue.detach(name)
+        log_change("dropped shadow" if shadow else "detached", request, name)
         return Response(status_code=204)
 
     @router.post(
@@ -206,14 +202,14 @@ def _condition(request: Request) -> Condition:
     return check
 
 
-async def _described(snapshot: Snapshot, name: str, status: int = 200) -> Response:
+def _described(snapshot: Snapshot, name: str, status: int = 200) -> Response:
     """The description of a task; a Problem if there is no such task."""
-    snapshot.engram(name)  # raises the Problem
+    snapshot.check_task(name)
     headers = {"ETag": f'"{snapshot.contents[name]}"'}
-    return await _document(snapshot, name, partial(task_detail, snapshot, name), headers, status)
+    return _document(snapshot, name, partial(task_detail, snapshot, name), headers, status)
 
 
-async def _document(
+def _document(
     snapshot: Snapshot,
     name: str,
     describe: Callable[[], dict[str, Any]],
@@ -222,17 +218,12 @@ async def _document(
 ) -> Response:
     """A description as JSON, written once for each snapshot and not for each request.
 
-    An engram may have 100,000 metrics. A thread writes them, in many small steps, so that other
-    requests are answered meanwhile.
+    An engram may have 100,000 metrics. They are written in many small steps, so that other requests
+    are answered meanwhile: json.dumps lets no other thread run until it has finished.
     """
-
-    def write() -> bytes:
-        # Not in one call: json.dumps lets no other thread run until it has finished.
-        encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return "".join(encoder.iterencode(describe())).encode()
-
     if name not in snapshot.documents:
-        snapshot.documents[name] = await asyncio.to_thread(write)
+        encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        snapshot.documents[name] = "".join(encoder.iterencode(describe())).encode()
     return Response(snapshot.documents[name], status, headers, "application/json")
 
 

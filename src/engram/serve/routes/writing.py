@@ -11,15 +11,13 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
 from torch import Tensor
 
 from engram.serve.problems import Problem
-
-if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
 
 PIECE_BYTES = 65_536  # at least, of all pieces but the last
 PIECE_VALUES = 4096  # written at a time: one or two milliseconds, in which no other thread runs
