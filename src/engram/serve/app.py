@@ -43,8 +43,6 @@ def create_app(
     tokens = Tokens(token, ask_token, log)
     batcher = Batcher(settings, telemetry, Shadows(telemetry, log))
     decoders = DecoderPool(settings, count_killed_decoder)
-    catalogue.on_change = lambda snapshot: telemetry.tasks.set(len(snapshot.model.tasks))
-    catalogue.on_change(catalogue.now)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -75,7 +73,7 @@ def create_app(
         predict_router(catalogue, pipeline, tokens),
         infer_router(catalogue, pipeline, tokens),
         tasks_router(catalogue, pipeline, tokens, log),
-        operations_router(batcher, telemetry, tokens),
+        operations_router(catalogue, batcher, telemetry, tokens),
     ):
         app.include_router(router)
     return app

@@ -99,7 +99,6 @@ class Catalogue:
 
     def __init__(self, snapshot: Snapshot, settings: Settings) -> None:
         self.now, self.settings = snapshot, settings
-        self.on_change: Callable[[Snapshot], None] = lambda snapshot: None
         #: Of the manifest that was followed last; () has to be followed, None cannot be seen.
         self._state: tuple[int, ...] | None = ()
         self._lock = threading.RLock()  # a change follows first
@@ -176,7 +175,7 @@ class Catalogue:
                     # Others have deleted old versions.
                     self.now = replace(now, bundle=bundle, documents={})
                     return False
-                self._take(self._rebuilt(bundle))
+                self.now = self._rebuilt(bundle)
             except EngramError:
                 if _state(folder) != state:  # it was being written
                     self._state = ()
@@ -208,7 +207,7 @@ class Catalogue:
                 except EngramError as error:
                     raise Problem(503, self._sentence(error), retry=60) from None
                 self._state = ()  # others may have written since
-                self._take(new)
+                self.now = new
                 return old, new
         raise Problem(
             503, "The bundle's folder is being changed by others; try again in a second.", retry=1
@@ -223,10 +222,6 @@ class Catalogue:
                 sentence = sentence.replace(path + os.sep, "").replace(path, "the bundle's folder")
         sentence = without_paths(sentence)
         return sentence[:1].upper() + sentence[1:] if sentence.startswith("the ") else sentence
-
-    def _take(self, snapshot: Snapshot) -> None:
-        self.now = snapshot
-        self.on_change(snapshot)
 
     def _rebuilt(self, bundle: Bundle) -> Snapshot:
         """A snapshot of another bundle on the same backbone."""

@@ -110,21 +110,15 @@ class LabelBackend:
         if answer["kind"] not in ("classification", "multilabel"):
             raise Problem(409, f"{self.task!r} is a task of {answer['kind']}, and has no choices.")
         rows = [row for row in answer.get("answer", ()) if row["class"] in choices.values]
-        if answer["kind"] == "multilabel":
-            rows = [row for row in rows if row["present"]]
-        else:
-            rows = rows[:1]
-        found: dict[str, Any] = {
-            "result": [],
-            "score": 0.0,
+        # Of labels all that are present, of classes the likeliest.
+        rows = [row for i, row in enumerate(rows) if row.get("present", i == 0)]
+        value = {"choices": [row["class"] for row in rows]}
+        about = {"from_name": choices.name, "to_name": choices.image, "type": "choices"}
+        return {
+            "result": [{**about, "value": value}] if rows else [],
+            "score": min((row["probability"] for row in rows), default=0.0),
             "model_version": document["contents"][self.task][:16],
         }
-        if rows:
-            found["score"] = min(row["probability"] for row in rows)
-            value = {"choices": [row["class"] for row in rows]}
-            about = {"from_name": choices.name, "to_name": choices.image, "type": "choices"}
-            found["result"] = [{**about, "value": value}]
-        return found
 
     def annotated(self, event: Mapping[str, Any]) -> str:
         """Follow an event of Label Studio; gives what was done."""

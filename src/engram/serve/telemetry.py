@@ -87,7 +87,7 @@ class Telemetry:
         self.killed_decoders = counter(
             "killed_decoders", "Decoders killed at a limit and replaced."
         )
-        self.tasks = gauge("tasks", "Tasks attached.", multiprocess_mode="livemax")
+        self.tasks = gauge("tasks", "Tasks attached.", multiprocess_mode="livemostrecent")
         self._series = set[tuple[str, ...]]()
         self._provider = _trace_provider()
         self._tracer = self._provider and self._provider.get_tracer("engram", __version__)

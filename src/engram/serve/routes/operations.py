@@ -9,13 +9,16 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from engram.serve.batching import Batcher
+from engram.serve.catalogue import Catalogue
 from engram.serve.routes.schemas import Status, error_responses
 from engram.serve.telemetry import Telemetry
 from engram.serve.tokens import Tokens
 from engram.util.templates import page_files, render
 
 
-def operations_router(batcher: Batcher, telemetry: Telemetry, tokens: Tokens) -> APIRouter:
+def operations_router(
+    catalogue: Catalogue, batcher: Batcher, telemetry: Telemetry, tokens: Tokens
+) -> APIRouter:
     """Endpoints that a container runtime, a load balancer and Prometheus poll, and pages."""
     router = APIRouter()
 
@@ -44,11 +47,12 @@ def operations_router(batcher: Batcher, telemetry: Telemetry, tokens: Tokens) ->
         },
         dependencies=tokens.to_ask,
     )
-    async def read_metrics() -> Response:
+    def read_metrics() -> Response:
+        telemetry.tasks.set(len(catalogue.now.model.tasks))
         return Response(telemetry.text(), media_type="text/plain; version=0.0.4")
 
     @router.get("/docs", include_in_schema=False)
-    async def docs(request: Request) -> Response:
+    def docs(request: Request) -> Response:
         return Response(reference_page(request.app.openapi()), media_type="text/html")
 
     files = {"/": (render("engram.serve", "page.html.j2").encode(), "text/html")}
