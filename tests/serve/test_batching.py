@@ -17,7 +17,6 @@ from engram.serve.log import Log
 from engram.serve.outputs import forward_asked, forward_views
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
-from engram.serve.shadows import Shadows
 from engram.serve.telemetry import Telemetry
 
 
@@ -29,7 +28,7 @@ def counting(sizes: list[int]) -> Telemetry:
 
 
 def batching(settings: Settings, telemetry: Telemetry) -> Batcher:
-    return Batcher(settings, telemetry, Shadows(telemetry, Log("text")))
+    return Batcher(settings, telemetry, Log("text"))
 
 
 def test_a_batch_has_images_of_many_requests(world: World) -> None:

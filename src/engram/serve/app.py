@@ -21,7 +21,6 @@ from engram.serve.routes.predictions import predict_router
 from engram.serve.routes.request_pipeline import RequestPipeline
 from engram.serve.routes.schemas import error_responses
 from engram.serve.routes.tasks import tasks_router
-from engram.serve.shadows import Shadows
 from engram.serve.telemetry import Telemetry
 from engram.serve.tokens import Tokens
 
@@ -41,7 +40,7 @@ def create_app(
         log.event("killed decoder", reason=reason)
 
     tokens = Tokens(token, ask_token, log)
-    batcher = Batcher(settings, telemetry, Shadows(telemetry, log))
+    batcher = Batcher(settings, telemetry, log)
     decoders = DecoderPool(settings, count_killed_decoder)
 
     @asynccontextmanager

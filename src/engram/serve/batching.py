@@ -16,16 +16,17 @@ from torch import Tensor
 
 from engram.serve.catalogue import Snapshot
 from engram.serve.limits import Shares
-from engram.serve.outputs import Outputs, computed_values, copied, forward_asked
+from engram.serve.log import Log
+from engram.serve.outputs import Outputs, computed_values, copied, forward_asked, is_finite
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
-from engram.serve.shadows import Shadows
 from engram.serve.telemetry import PASS, QUEUE, Telemetry
 from engram.util.allocator import return_freed_memory
 
 Result = TypeVar("Result")
 
 MANY_VALUES = 1_000_000  # outputs that leave holes of megabytes in memory
+MOST_SKIPPED = 9  # passes in a row that are not compared, of a service with images waiting
 
 
 @dataclass(eq=False)
@@ -45,8 +46,9 @@ class Batcher:
     gets the outputs of the tasks it asked for, and the model itself computes no others for it.
     """
 
-    def __init__(self, settings: Settings, telemetry: Telemetry, shadows: Shadows) -> None:
-        self.settings, self._telemetry, self._shadows = settings, telemetry, shadows
+    def __init__(self, settings: Settings, telemetry: Telemetry, log: Log) -> None:
+        self.settings, self._telemetry = settings, telemetry
+        self._shadows = Shadows(telemetry, log)
         # For images accepted and not yet answered. One client gets half, or one request.
         most = max(settings.max_images, settings.queue // 2)
         self.places = Shares(most, "images waiting", settings.queue)
@@ -126,7 +128,9 @@ class Batcher:
             jobs = self._next_batch()
             if jobs:
                 self._telemetry.batch_images.observe(len(jobs))
-                await self._compare(jobs, await self._run_batch(jobs))
+                outputs = await self._run_batch(jobs)
+                if outputs and self._shadows.compares(jobs[0], waiting=bool(self._jobs)):
+                    await self.in_engine_thread(partial(self._shadows.compare, jobs, outputs))
             if not self._jobs:
                 self._some.clear()
 
@@ -178,12 +182,57 @@ class Batcher:
                 job.outputs.set_result(own)
         return outputs
 
-    async def _compare(self, jobs: Sequence[_Job], outputs: Sequence[Outputs]) -> None:
-        """Run the shadows of tasks on the images of a batch, unless it is not the time for it."""
-        first, seconds = jobs[0], (time.time_ns() - jobs[0].began) / 1e9
-        if not outputs or not first.snapshot.shadows or first.embeds:
-            return
-        if not self._shadows.skips(waiting=bool(self._jobs)):
-            views = [job.view for job in jobs]
-            compare = partial(self._shadows.compare, first.snapshot, views, outputs, seconds)
-            await self.in_engine_thread(compare)
+
+class Shadows:
+    """Compares new versions of tasks, which do not answer yet, with those that clients hear.
+
+    After a pass, and after its requests have their outputs, each shadow of a task that was asked
+    for runs on the same images. What it says goes into metrics and the log only. A service with
+    images waiting skips this for up to nine passes in ten, so that its clients wait for at most a
+    tenth more.
+    """
+
+    def __init__(self, telemetry: Telemetry, log: Log) -> None:
+        self._telemetry, self._log, self._skipped = telemetry, log, 0
+
+    def compares(self, job: _Job, waiting: bool) -> bool:
+        """Whether the pass of an image, which just ended, is compared."""
+        if job.embeds or not job.snapshot.shadows:
+            return False
+        self._skipped = self._skipped + 1 if waiting and self._skipped < MOST_SKIPPED else 0
+        return not self._skipped
+
+    def compare(self, jobs: Sequence[_Job], outputs: Sequence[Outputs]) -> None:
+        """Run the shadows of what these images were asked for; an error is a line in the log."""
+        snapshot, seconds = jobs[0].snapshot, (time.time_ns() - jobs[0].began) / 1e9
+        for name, shadow in snapshot.shadows.items():
+            rows = [i for i, own in enumerate(outputs) if name in own]
+            if not rows:
+                continue
+            began = time.perf_counter()
+            try:
+                views = [jobs[i].view for i in rows]
+                found = forward_asked(shadow, views, [[name]] * len(rows), False)
+                own = time.perf_counter() - began
+                pairs = [(outputs[i][name], one[name]) for i, one in zip(rows, found, strict=True)]
+                shares = [agreement(snapshot, shadow, name, *pair) for pair in pairs]
+            except Exception as error:
+                self._log.event_seldom("shadow failed", task=name, reason=repr(error))
+                continue
+            version = shadow.version(name)
+            self._telemetry.shadow_seconds.labels(name, version).observe(own)
+            for share in shares:
+                self._telemetry.shadow_agreement.labels(name, version).observe(share)
+            self._log.event("shadow", task=name, version=version, images=len(rows),
+                            agreement=round(sum(shares) / len(shares), 4), ms=round(1000 * own, 1),
+                            answered_ms=round(1000 * seconds, 1))  # fmt: skip
+
+
+def agreement(
+    snapshot: Snapshot, shadow: Snapshot, name: str, output: Tensor, other: Tensor
+) -> float:
+    """Agreement of a task and its shadow about an image; 0 for an output that is not finite."""
+    if not is_finite(output) or not is_finite(other):
+        return 0.0
+    task = snapshot.model.task(name)
+    return task.kind.agreement(task.reading(output), shadow.model.task(name).reading(other))

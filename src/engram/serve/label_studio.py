@@ -15,7 +15,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 import httpx
@@ -32,9 +32,12 @@ from engram.serve.service_settings import LabelSettings
 from engram.util.files import make_folder, write_atomically
 from engram.util.text import printable
 
+Kind = TypeVar("Kind")
+
 _MAX_IMAGE = 64_000_000  # bytes
 _MAX_CONFIG = 1_000_000  # characters of a labelling configuration
 _SECONDS = 60.0
+_KINDS: dict[type, str] = {dict: "object", list: "list", int: "number"}
 _SUFFIXES = {
     b"\xff\xd8\xff": ".jpg",
     b"\x89PNG": ".png",
@@ -126,21 +129,21 @@ class LabelBackend:
         if action in ("ANNOTATION_CREATED", "ANNOTATION_UPDATED"):
             return self._keep(event)
         if action == "ANNOTATIONS_DELETED":
-            for annotation in _list(event, "annotations"):
-                self._forget(_number(annotation, "id"))
+            for annotation in _field(event, "annotations", list):
+                self._forget(_field(annotation, "id", int))
             return "deleted"
         return "ignored"
 
     def _keep(self, event: Mapping[str, Any]) -> str:
         """Put an annotated image into the folder of its class, and out of any other."""
-        annotation, task = _object(event, "annotation"), _object(event, "task")
-        choices = Choices.parse(_object(event, "project").get("label_config"))
-        number = _number(annotation, "id")
+        annotation, task = _field(event, "annotation", dict), _field(event, "task", dict)
+        choices = Choices.parse(_field(event, "project", dict).get("label_config"))
+        number = _field(annotation, "id", int)
         chosen = [
             str(choice)
-            for result in _list(annotation, "result")
+            for result in _field(annotation, "result", list)
             if isinstance(result, dict) and result.get("from_name") == choices.name
-            for choice in _list(_object(result, "value"), "choices")
+            for choice in _field(_field(result, "value", dict), "choices", list)
         ]
         if annotation.get("was_cancelled") or len(chosen) != 1:
             self._forget(number)
@@ -154,7 +157,7 @@ class LabelBackend:
         suffix = next((s for start, s in _SUFFIXES.items() if image.startswith(start)), "")
         if not suffix:
             raise Problem(422, "The image is in no format that can be recognised.")
-        path = self.out / label / f"{_number(task, 'id')}-{number}{suffix}"
+        path = self.out / label / f"{_field(task, 'id', int)}-{number}{suffix}"
         make_folder(path.parent)
         write_atomically(path, image)
         self._forget(number, but=path)
@@ -167,7 +170,7 @@ class LabelBackend:
 
     def read_image(self, task: Mapping[str, Any], choices: Choices) -> bytes:
         """The image of a task: inside of it, or from an address that may be read."""
-        address = _object(task, "data").get(choices.field)
+        address = _field(task, "data", dict).get(choices.field)
         if not isinstance(address, str):
             raise Problem(422, f"The task has no text under {printable(choices.field, 80)!r}.")
         if address.startswith("data:"):
@@ -218,24 +221,13 @@ def _below(url: str, allowed: str) -> bool:
     return same and ".." not in one.path and (one.path or "/").startswith(path)
 
 
-def _object(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = parent.get(name)
-    if not isinstance(found, dict):
-        raise Problem(422, f"The request has no object {name!r}.")
-    return found
-
-
-def _list(parent: Mapping[str, Any], name: str) -> list[Any]:
-    found = parent.get(name) or []
-    if not isinstance(found, list):
-        raise Problem(422, f"{name!r} in the request is no list.")
-    return found
-
-
-def _number(parent: object, name: str) -> int:
-    found = parent.get(name) if isinstance(parent, dict) else None
-    if not isinstance(found, int) or found < 0:
-        raise Problem(422, f"{name!r} in the request is no number.")
+def _field(parent: object, name: str, kind: type[Kind]) -> Kind:
+    """A field of an object in a request, or a Problem; a list may be missing."""
+    found: Any = parent.get(name) if isinstance(parent, dict) else None
+    if found is None and kind is list:
+        found = []
+    if not isinstance(found, kind) or (isinstance(found, int) and found < 0):
+        raise Problem(422, f"{name!r} in the request is missing, or no {_KINDS[kind]}.")
     return found
 
 
@@ -275,7 +267,7 @@ def label_app(backend: LabelBackend) -> FastAPI:
     @app.post("/predict")
     def predict(body: dict[str, Any]) -> dict[str, Any]:
         choices = Choices.parse(body.get("label_config"))
-        tasks = [task for task in _list(body, "tasks") if isinstance(task, dict)]
+        tasks = [task for task in _field(body, "tasks", list) if isinstance(task, dict)]
         return {"results": [backend.prediction(task, choices) for task in tasks]}
 
     @app.post("/webhook", status_code=201)
