@@ -15,7 +15,7 @@ import pytest
 from tests.support.serving import AUTH, TOKEN, Launch, Server, World, flat_png, picture
 from tests.support.waiting import FUSE, wait_until
 
-from engram.serve.log import Log, SeldomErrors
+from engram.serve.log import Log, Seldom
 
 
 def events(server: Server, count: int) -> list[dict[str, Any]]:
@@ -92,7 +92,7 @@ def test_the_same_error_passes_once_in_an_interval_and_says_how_often_it_came(
     now, passed = 0.0, list[str]()
     monkeypatch.setattr("time.monotonic", lambda: now)
     logger = logging.Logger("uvicorn.error")
-    logger.addFilter(SeldomErrors())
+    logger.addFilter(Seldom())
     handler = logging.Handler()
     monkeypatch.setattr(handler, "emit", lambda record: passed.append(record.getMessage()))
     logger.addHandler(handler)

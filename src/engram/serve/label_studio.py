@@ -293,11 +293,7 @@ def _authorised(header: str, password: str) -> bool:
 
 
 def run_label_backend(
-    settings: LabelSettings,
-    task: str,
-    out: Path,
-    own: LabelSecrets,
-    ready: Callable[[str], object],
+    settings: LabelSettings, task: str, out: Path, own: LabelSecrets, ready: Callable[[str], object]
 ) -> None:
     """Answer Label Studio until a signal comes; `ready` is called with the address."""
     if not is_loopback(settings.host) and not own.password:

@@ -67,10 +67,14 @@ class Log:
                 sys.stderr.flush()
 
 
-class Seldom:
-    """Lets one of each kind through in an interval, and counts the others."""
+class Seldom(logging.Filter):
+    """Lets one of each kind through in an interval, and counts the others.
+
+    As a filter for the loggers of libraries, it does so with errors that come again and again.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
         self._lock = threading.Lock()
         # By kind: when one passed, and how many did not since.
         self._last: dict[Hashable, tuple[float, int]] = {}
@@ -88,19 +92,11 @@ class Seldom:
             self._last[kind] = now, 0
             return held_back
 
-
-class SeldomErrors(logging.Filter):
-    """A filter for loggers of libraries: a repeated error is one line in an interval."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seldom = Seldom()
-
     def filter(self, record: logging.LogRecord) -> bool:
         kind, _, trace = record.exc_info or (None, None, None)
         lines = [(frame.f_code, line) for frame, line in traceback.walk_tb(trace)]
         what = str(record.msg).partition("\n")[0][:100]
-        held_back = self._seldom.passes((record.name, what, kind, *lines[-1:]))
+        held_back = self.passes((record.name, what, kind, *lines[-1:]))
         if held_back:
             record.msg, record.args = f"{record.getMessage()} ({held_back} more before it)", ()
         return held_back is not None

@@ -32,7 +32,7 @@ from engram.serve.connections import Server, ServiceProtocol, connections_allowe
 from engram.serve.decoding.pool import start_fork_server
 from engram.serve.hosts import THIS_MACHINE, is_loopback
 from engram.serve.launch import Job
-from engram.serve.log import Log, SeldomErrors
+from engram.serve.log import Log, Seldom
 from engram.serve.middleware import MAX_HEADER_BYTES
 from engram.serve.telemetry import METRICS_FOLDER
 from engram.store.bundles import unlisted_files
@@ -112,7 +112,7 @@ class Service:
             h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,
         )
         for library in ("asyncio", "uvicorn.error"):
-            logging.getLogger(library).addFilter(SeldomErrors())
+            logging.getLogger(library).addFilter(Seldom())
         Server(config).run(sockets=[self.listener])
 
 

@@ -18,14 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from engram.serve.decoding.upload import (
-    Upload,
-    check_json,
-    decode_base64,
-    invalid,
-    named,
-    too_many,
-)
+from engram.serve.decoding.upload import Upload, check_json, decode_base64, invalid, named, too_many
 from engram.serve.problems import Problem
 from engram.serve.routes.schemas import (
     IMAGE,

@@ -25,15 +25,7 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from engram.images.preprocessing import Preprocessing
-from engram.serve.decoding.worker import (
-    GOOD,
-    SMALLER,
-    BodyDecoder,
-    Document,
-    Read,
-    receive,
-    work,
-)
+from engram.serve.decoding.worker import GOOD, SMALLER, BodyDecoder, Document, Read, receive, work
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
 

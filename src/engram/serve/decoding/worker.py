@@ -74,7 +74,11 @@ def work(connection: Connection, memory: int, seconds: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     for output in (1, 2):  # what parsers print about a stranger's bytes is nothing for the log
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
-    _limit_memory(memory)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError, ValueError):  # where the system can hold it
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + memory
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     ignore_pillow_warnings()
     decoder = BodyDecoder()
     with contextlib.suppress(EOFError, OSError):
@@ -92,14 +96,6 @@ def work(connection: Connection, memory: int, seconds: int) -> None:
             send(connection, answer, data)
             if answer.get("ending"):
                 return
-
-
-def _limit_memory(more: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError, ValueError):  # where the system can hold it
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + more
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 class BodyDecoder:

@@ -137,13 +137,19 @@ class RequestPipeline:
         The images keep their places in the queue until the answer is written, and so do their
         values in the limit on all answers.
         """
-        address = client_address(request.scope)
+        address, most = client_address(request.scope), self.settings.max_values
         with ExitStack() as places:
             with self.telemetry.stage(DECODE):
                 async with self.decoders.decoder(address) as decoder:
                     names, options = await decoder.read(query.options, query.read, body)
                     (wanted, each), count = query.asked(options), len(names)
-                    self._check_values(each, count)
+                    if count * each > most:  # before it is computed
+                        raise Problem(
+                            422,
+                            f"The answer would have {count * each:,} values, {each:,} for each "
+                            f"image, and {most:,} is the limit; send fewer images, or ask for "
+                            "fewer tasks or outputs.",
+                        )
                     places.enter_context(self._answers.taken(address, count * each))
                     places.enter_context(self.batcher.reserve(count, address))
                     decoded = [
@@ -161,16 +167,6 @@ class RequestPipeline:
         if not query.embeds:  # vectors are no answers
             await self.in_thread(partial(record_answers, self.telemetry, snapshot, outputs))
         return count * each
-
-    def _check_values(self, each: int, images: int) -> None:
-        """Refuse an answer that would be too large with a Problem, before it is computed."""
-        most = self.settings.max_values
-        if images * each > most:
-            raise Problem(
-                422,
-                f"The answer would have {images * each:,} values, {each:,} for each image, and "
-                f"{most:,} is the limit; send fewer images, or ask for fewer tasks or outputs.",
-            )
 
     async def in_thread(self, write: Callable[[], Result]) -> Result:
         """Call `write` in a thread for answers, so that the event loop goes on."""

@@ -31,7 +31,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     tasks: Annotated[list[TaskName] | None, FailFast()] = Field(
-        default=None,
+        None,
         min_length=1,
         max_length=MAX_TASKS,
         description="Tasks to run; default: all of them, and base",
@@ -41,12 +41,8 @@ class Options(BaseModel):
 class PredictOptions(Options):
     """Options of /v1/predict."""
 
-    top_k: WholeNumber = Field(
-        default=5, ge=1, le=1000, description="Number of classes to return per task"
-    )
-    attention: TaskName | None = Field(
-        default=None, description="A task whose attention maps to return"
-    )
+    top_k: WholeNumber = Field(5, ge=1, le=1000, description="Number of classes to return per task")
+    attention: TaskName | None = Field(None, description="A task whose attention maps to return")
 
 
 class EmbedOptions(Options):
@@ -83,7 +79,7 @@ class TeachOptions(BaseModel):
         min_length=2, max_length=MAX_VECTORS, description="The class of each image"
     )
     statistics: Literal["on", "off"] = Field(
-        default="on",
+        "on",
         description="Keep statistics of the images, for familiarity, and to learn more, forget "
         "and merge later",
     )
@@ -112,9 +108,7 @@ class _RequestPart(BaseModel):
 
 
 class InputParameters(_RequestPart):
-    binary_data_size: Count | None = Field(
-        default=None, description="Bytes of this tensor after the JSON"
-    )
+    binary_data_size: Count | None = Field(None, description="Bytes of this tensor after the JSON")
 
 
 class InferInput(_RequestPart):
@@ -124,18 +118,15 @@ class InferInput(_RequestPart):
     shape: list[Count] = Field(min_length=1, max_length=4)
     datatype: str = Field(max_length=20)
     parameters: InputParameters = InputParameters()
-    data: list[Any] | None = Field(default=None, description="Flat or nested; images are in base64")
+    data: list[Any] | None = Field(None, description="Flat or nested; images are in base64")
 
 
 class OutputParameters(_RequestPart):
     binary_data: bool | None = Field(
-        default=None, description="Whether the tensor follows the JSON as bytes"
+        None, description="Whether the tensor follows the JSON as bytes"
     )
     classification: int | None = Field(
-        default=None,
-        ge=1,
-        le=1000,
-        description="Return so many classes, as probability:index:class",
+        None, ge=1, le=1000, description="Return so many classes, as probability:index:class"
     )
 
 
@@ -148,16 +139,14 @@ class InferOutput(_RequestPart):
 
 
 class RequestParameters(_RequestPart):
-    binary_data_output: bool = Field(
-        default=False, description="Whether tensors follow the JSON as bytes"
-    )
+    binary_data_output: bool = Field(False, description="Whether tensors follow the JSON as bytes")
 
 
 class InferOptions(_RequestPart):
-    id: str | None = Field(default=None, max_length=200)
+    id: str | None = Field(None, max_length=200)
     parameters: RequestParameters = RequestParameters()
     outputs: Annotated[list[InferOutput] | None, FailFast()] = Field(
-        default=None,
+        None,
         min_length=1,
         max_length=MAX_TASKS,
         description="Each once; default: all tasks, and masks of segmentations",
@@ -283,7 +272,7 @@ class TaskAnswer(BaseModel):
     kind: Literal["classification", "multilabel", "regression", "segmentation", "anomaly"]
     answer: list[LikelyClass] | list[Label] | list[Number] | Mask | HeatMap
     familiarity: float | None = Field(
-        default=None,
+        None,
         description="How much the image is like those that the task learned from: 1 is usual, "
         "and below 0 it is less like them than 95 % of validation images. Only of tasks that "
         "keep statistics of their training images",
@@ -345,7 +334,7 @@ class ImageVectors(SentImage):
         description="By task, base for the ViT itself: the input of its head"
     )
     errors: dict[str, str] | None = Field(
-        default=None, description="Tasks whose vector is not finite: what is wrong and what to do"
+        None, description="Tasks whose vector is not finite: what is wrong and what to do"
     )
 
 

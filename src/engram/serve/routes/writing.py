@@ -58,8 +58,7 @@ class Answer(Response):
             while piece is not None and not gone.done():
                 more = following is not None
                 await self._send({"type": "http.response.body", "body": piece, "more_body": more})
-                piece = following
-                following = await fetch() if more else None
+                piece, following = following, await fetch() if more else None
         finally:
             gone.cancel()
 
