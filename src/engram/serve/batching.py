@@ -17,15 +17,13 @@ from torch import Tensor
 from engram.serve.catalogue import Snapshot
 from engram.serve.limits import Shares
 from engram.serve.log import Log
-from engram.serve.outputs import Outputs, computed_values, copied, forward_asked, is_finite
+from engram.serve.outputs import Outputs, computed_values, forward_asked, is_finite
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
 from engram.serve.telemetry import PASS, QUEUE, Telemetry
-from engram.util.allocator import return_freed_memory
 
 Result = TypeVar("Result")
 
-MANY_VALUES = 1_000_000  # outputs that leave holes of megabytes in memory
 MOST_SKIPPED = 9  # passes in a row that are not compared, of a service with images waiting
 
 
@@ -55,7 +53,6 @@ class Batcher:
         self._jobs: deque[_Job] = deque()
         self._some, self._enough = asyncio.Event(), asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engram-engine")
-        self._copying = ThreadPoolExecutor(1, thread_name_prefix="engram-outputs")
         self._loop: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -68,7 +65,6 @@ class Batcher:
             with suppress(asyncio.CancelledError):
                 await self._loop
         await asyncio.to_thread(self._thread.shutdown)
-        await asyncio.to_thread(self._copying.shutdown)
 
     @property
     def running(self) -> bool:
@@ -165,13 +161,7 @@ class Batcher:
         views, asked = [job.view for job in jobs], [job.names for job in jobs]
         forward = partial(forward_asked, snapshot, views, asked, embeds)
         try:
-            rows = await self.in_engine_thread(forward)
-            loop = asyncio.get_running_loop()
-            outputs = await loop.run_in_executor(self._copying, copied, rows)
-            del rows  # before the next pass
-            names = {name for job in jobs for name in job.names}
-            if len(jobs) * computed_values(snapshot, names) > MANY_VALUES:
-                await loop.run_in_executor(self._copying, return_freed_memory)
+            outputs = await self.in_engine_thread(forward)
         except Exception as error:
             for job in jobs:
                 if not job.outputs.done():

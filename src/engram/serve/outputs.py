@@ -16,8 +16,11 @@ from torch import Tensor
 from engram.inference.engine import familiarity_name, on_cpu, stack_views
 from engram.serve.catalogue import Snapshot
 from engram.serve.routes.schemas import LOGITS
+from engram.util.allocator import return_freed_memory
 
 Outputs = dict[str, Tensor]  # of one image, by name
+
+MANY_VALUES = 1_000_000  # outputs that leave holes of megabytes in memory
 
 
 def logits_name(task: str) -> str:
@@ -54,7 +57,7 @@ def computed_values(snapshot: Snapshot, names: Iterable[str]) -> int:
 def forward_asked(
     snapshot: Snapshot, views: Sequence[Tensor], asked: Sequence[Sequence[str]], embeds: bool
 ) -> list[Outputs]:
-    """Outputs that each view is asked for, or vectors of tasks, fetched.
+    """Outputs that each view is asked for, or vectors of tasks, fetched; nothing else is kept.
 
     One pass. Where views are asked for different tasks, the model computes only those; an exported
     graph computes for all what any of them is asked for.
@@ -70,7 +73,11 @@ def forward_asked(
     else:
         outputs = forward_views(snapshot, views, (), embeds, route=tasks)
         places = snapshot.model.rows(tasks)
-    return fetch(snapshot, outputs, places, asked)
+    found = fetch(snapshot, outputs, places, asked)
+    del outputs
+    if len(views) * computed_values(snapshot, wanted) > MANY_VALUES:
+        return_freed_memory()
+    return found
 
 
 def forward_views(
@@ -100,7 +107,7 @@ def fetch(
     places: Mapping[str, Sequence[int]],
     asked: Sequence[Sequence[str]],
 ) -> list[Outputs]:
-    """Outputs or vectors of each image, on the CPU, from those of a pass.
+    """Outputs or vectors of each image, on the CPU, copied from those of a pass.
 
     `places` has, by task, the images that the rows of `computed` belong to.
     """
@@ -117,7 +124,7 @@ def fetch(
         keys = [
             (name, key) for name in own for key in (name, familiarity_name(name)) if key in forms
         ]
-        found.append({key: forms[key][rows[task_name(name)][i]] for name, key in keys})
+        found.append({key: forms[key][rows[task_name(name)][i]].clone() for name, key in keys})
     return found
 
 
@@ -130,15 +137,6 @@ def _masks(snapshot: Snapshot, name: str, logits: Tensor) -> Sequence[Tensor] | 
         mask if is_finite(own) else torch.tensor(torch.nan)
         for mask, own in zip(masks, logits, strict=True)
     ]
-
-
-def copied(outputs: Sequence[Outputs]) -> list[Outputs]:
-    """Outputs of images that keep no memory of the pass: a row keeps the whole tensor.
-
-    In the thread of the passes, copies would lie between the large tensors of one pass and the
-    next, so this belongs in another thread.
-    """
-    return [{name: output.clone() for name, output in own.items()} for own in outputs]
 
 
 def is_finite(output: Tensor) -> bool:

@@ -16,13 +16,13 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from engram.inference.engine import familiarity_name
-from engram.serve.batching import MANY_VALUES, Batcher
+from engram.serve.batching import Batcher
 from engram.serve.catalogue import Snapshot
 from engram.serve.decoding.pool import Decoded, DecoderPool
 from engram.serve.decoding.worker import Read
 from engram.serve.limits import Reserve, Shares
 from engram.serve.middleware import client_address
-from engram.serve.outputs import Outputs, is_finite, task_name
+from engram.serve.outputs import MANY_VALUES, Outputs, is_finite, task_name
 from engram.serve.problems import Problem
 from engram.serve.routes.schemas import TeachOptions
 from engram.serve.routes.writing import Answer

@@ -31,10 +31,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     tasks: Annotated[list[TaskName] | None, FailFast()] = Field(
-        None,
-        min_length=1,
-        max_length=MAX_TASKS,
-        description="Tasks to run; default: all of them, and base",
+        None, min_length=1, max_length=MAX_TASKS, description="Tasks to run; default: all, and base"
     )
 
 
