@@ -105,7 +105,9 @@ class _RequestPart(BaseModel):
 
 
 class InputParameters(_RequestPart):
-    binary_data_size: Count | None = Field(None, description="Bytes of this tensor after the JSON")
+    binary_data_size: Count | None = Field(
+        default=None, description="Bytes of this tensor after the JSON"
+    )
 
 
 class InferInput(_RequestPart):
@@ -120,10 +122,10 @@ class InferInput(_RequestPart):
 
 class OutputParameters(_RequestPart):
     binary_data: bool | None = Field(
-        None, description="Whether the tensor follows the JSON as bytes"
+        default=None, description="Whether the tensor follows the JSON as bytes"
     )
     classification: int | None = Field(
-        None, ge=1, le=1000, description="Return so many classes, as probability:index:class"
+        default=None, ge=1, le=1000, description="Most likely classes, as probability:index:class"
     )
 
 
@@ -136,7 +138,9 @@ class InferOutput(_RequestPart):
 
 
 class RequestParameters(_RequestPart):
-    binary_data_output: bool = Field(False, description="Whether tensors follow the JSON as bytes")
+    binary_data_output: bool = Field(
+        default=False, description="Whether tensors follow the JSON as bytes"
+    )
 
 
 class InferOptions(_RequestPart):
