@@ -131,26 +131,12 @@ class Catalogue:
 
         return self._change(plus)
 
-    def promote(self, name: str) -> Snapshot:
-        """Let the shadow of a task answer, and keep the version that it replaces."""
-        return self._change_task(name, lambda bundle: bundle.plus(bundle.shadow(name)))
+    def change(self, name: str, change: Callable[[Bundle, str], Bundle]) -> Snapshot:
+        """Change the bundle where a task is in it; gives the snapshot afterwards."""
 
-    def roll_back(self, name: str) -> Snapshot:
-        """Let the version of a task before this one answer, and keep this one."""
-        return self._change_task(name, lambda bundle: bundle.plus(bundle.before(name)))
-
-    def drop_shadow(self, name: str) -> Snapshot:
-        """Remove the shadow of a task."""
-        return self._change_task(name, lambda bundle: bundle.without_shadow(name))
-
-    def detach(self, name: str) -> Snapshot:
-        """Remove a task; one that others extend, and the last one, cannot be removed."""
-        return self._change_task(name, lambda bundle: bundle.minus(name))
-
-    def _change_task(self, name: str, change: Callable[[Bundle], Bundle]) -> Snapshot:
         def changed(now: Snapshot) -> Bundle:
             now.check_task(name)
-            return change(now.bundle)
+            return change(now.bundle, name)
 
         return self._change(changed)[1]
 

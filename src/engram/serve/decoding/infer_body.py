@@ -16,9 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ValidationError
 
-from engram.serve.decoding.upload import Upload, check_json, decode_base64, invalid, named, too_many
+from engram.serve.decoding.upload import Upload, decode_base64, named, parse_json, too_many
 from engram.serve.problems import Problem
 from engram.serve.routes.schemas import (
     IMAGE,
@@ -65,12 +64,7 @@ def read_inference(
         del body[:json_bytes]  # the binary tensors stay where they are
     numbers = _cut_numbers(text, most * 3 * math.prod(size))
     hint = f"beside pixels, it has {most} images at most, and each output once"
-    check_json(text, 2 * most + _PER_OUTPUT * (MAX_TASKS + 1), hint)
-    try:
-        request = InferRequest.model_validate_json(text)
-    except ValidationError as error:
-        raise invalid(error, "The JSON of the request") from None
-    text.clear()
+    request = parse_json(InferRequest, text, 2 * most + _PER_OUTPUT * (MAX_TASKS + 1), hint)
     [tensor] = request.inputs  # the schema allows one
     if tensor.shape[0] > most:
         raise too_many(most)
@@ -89,12 +83,7 @@ def read_vectors(features: int, body: bytearray) -> Upload:
     """
     numbers = _cut_numbers(body, MAX_VECTORS * (features + 1), _VECTORS)
     hint = f"beside numbers, it has a name for each of {MAX_VECTORS:,} vectors at most"
-    check_json(body, MAX_VECTORS + _PER_OUTPUT, hint)
-    try:
-        request = TeachRequest.model_validate_json(body)
-    except ValidationError as error:
-        raise invalid(error, "The JSON body") from None
-    body.clear()
+    request = parse_json(TeachRequest, body, MAX_VECTORS + _PER_OUTPUT, hint)
     shape, vectors = (len(request.labels), features), None
     if numbers and request.vectors == _PLACE:
         vectors = _read_numbers(numbers, shape)

@@ -10,7 +10,7 @@ import binascii
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from python_multipart.exceptions import FormParserError
@@ -19,6 +19,8 @@ from python_multipart.multipart import Field, File, FormParser, parse_options_he
 from engram.serve.problems import Problem
 from engram.serve.routes.schemas import MAX_TASKS, Options, body_with_images
 from engram.util.text import counted, printable
+
+Model = TypeVar("Model", bound=BaseModel)
 
 MAX_FIELDS = 1000
 MAX_FIELD_BYTES = 10_000
@@ -57,12 +59,8 @@ def read_upload(options: type[Options], kind: str, most: int, body: bytearray) -
 def _from_json(options: type[Options], most: int, body: bytearray) -> Upload:
     known = list(options.model_fields)
     hint = f"it needs the list images, and may have {', '.join(known)}"
-    check_json(body, most + MAX_TASKS + len(known), hint)
-    try:
-        document = body_with_images(options, most).model_validate_json(body)
-    except ValidationError as error:
-        raise invalid(error, "The JSON body", most) from None
-    body.clear()
+    model, values = body_with_images(options, most), most + MAX_TASKS + len(known)
+    document = parse_json(model, body, values, hint, images=most)
     return Upload(named(decode_base64(document.images)), document)
 
 
@@ -84,23 +82,29 @@ def named(images: list[bytes]) -> list[tuple[str, bytes]]:
     return [(f"image {i + 1}", data) for i, data in enumerate(images)]
 
 
-def check_json(text: bytearray, most: int, hint: str) -> None:
-    """Refuse JSON that would take far more memory than it has bytes, before it is parsed.
+def parse_json(model: type[Model], text: bytearray, most: int, hint: str, images: int = 0) -> Model:
+    """Parse JSON of at most so many values, and so many images, and clear it.
 
-    Every value would take memory. What separates them is counted; neither base64 nor the names of
-    tasks and options have these characters. And one character beyond ASCII can make every other of
-    its text take four bytes.
+    What would take far more memory than it has bytes is a Problem before it is parsed. Every value
+    would take memory. What separates them is counted; neither base64 nor the names of tasks and
+    options have these characters. And one character beyond ASCII can make every other of its text
+    take four bytes.
     """
     if sum(text.count(mark) for mark in (b",", b"[", b"{")) > most:
         raise Problem(422, f"The JSON has more than {most:,} values, which is the limit; {hint}.")
-    if len(text) <= MAX_UNICODE_BYTES:
-        return
-    if not text.isascii() or _UNICODE_ESCAPE.search(text):
+    large = len(text) > MAX_UNICODE_BYTES
+    if large and (not text.isascii() or _UNICODE_ESCAPE.search(text)):
         raise Problem(
             422,
             f"The JSON body has characters outside ASCII, and more than {MAX_UNICODE_BYTES:,} "
             "bytes; images in base64 and the names of tasks need ASCII only.",
         )
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise invalid(error, "The JSON body", images) from None
+    finally:
+        text.clear()
 
 
 # Forms

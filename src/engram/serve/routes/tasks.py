@@ -30,6 +30,7 @@ from engram.serve.routes.schemas import (
     request_body,
 )
 from engram.serve.tokens import Tokens
+from engram.store.bundles import Bundle
 from engram.store.format import serialise_engram
 from engram.store.portable import without_local_paths
 from engram.tasks.feature_sums import FeatureSums
@@ -120,7 +121,7 @@ def tasks_router(
         **about,
     )
     def promoted(name: str, request: Request) -> Response:
-        snapshot = catalogue.promote(name)
+        snapshot = catalogue.change(name, lambda bundle, name: bundle.plus(bundle.shadow(name)))
         log_change("promoted", request, name, content=snapshot.contents[name])
         return _described(snapshot, name)
 
@@ -131,7 +132,7 @@ def tasks_router(
         **about,
     )
     def rolled_back(name: str, request: Request) -> Response:
-        snapshot = catalogue.roll_back(name)
+        snapshot = catalogue.change(name, lambda bundle, name: bundle.plus(bundle.before(name)))
         log_change("rolled back", request, name, content=snapshot.contents[name])
         return _described(snapshot, name)
 
@@ -143,10 +144,7 @@ def tasks_router(
         **about,
     )
     def detach(name: str, request: Request, shadow: bool = False) -> Response:
-        if shadow:
-            catalogue.drop_shadow(name)
-        else:
-            catalogue.detach(name)
+        catalogue.change(name, Bundle.without_shadow if shadow else Bundle.minus)
         log_change("dropped shadow" if shadow else "detached", request, name)
         return Response(status_code=204)
 
