@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from engram.inference.engine import familiarity_name, on_cpu, stack_views
+from engram.inference.engine import familiarity_name, stack_views
 from engram.serve.catalogue import Snapshot
 from engram.serve.routes.schemas import LOGITS
 from engram.util.allocator import return_freed_memory
@@ -115,10 +115,10 @@ def fetch(
     forms: dict[str, Sequence[Tensor] | Tensor] = {}
     for name in dict.fromkeys(name for own in asked for name in own):
         whole, familiarity = computed[task_name(name)], familiarity_name(name)
-        is_logits = whole.ndim > 2  # a vector is none
-        forms[name] = _masks(snapshot, name, whole) if is_logits else on_cpu({name: whole})[name]
+        masks = whole.ndim > 2 and is_mask(snapshot, name)  # a vector is no logits
+        forms[name] = _masks(snapshot, name, whole) if masks else whole.float().cpu()
         if familiarity in computed:
-            forms |= on_cpu({familiarity: computed[familiarity]})
+            forms[familiarity] = computed[familiarity].float().cpu()
     found: list[Outputs] = []
     for i, own in enumerate(asked):
         keys = [
@@ -128,10 +128,8 @@ def fetch(
     return found
 
 
-def _masks(snapshot: Snapshot, name: str, logits: Tensor) -> Sequence[Tensor] | Tensor:
+def _masks(snapshot: Snapshot, name: str, logits: Tensor) -> Sequence[Tensor]:
     """The masks that logits make, uint8 (h, w); of logits that are not finite, one NaN."""
-    if not is_mask(snapshot, name):
-        return logits.float().cpu()
     masks = snapshot.model.task(name).kind.condensed(logits).cpu()
     return [
         mask if is_finite(own) else torch.tensor(torch.nan)

@@ -29,7 +29,7 @@ from engram.serve.outputs import (
     task_name,
 )
 from engram.serve.problems import Problem
-from engram.serve.routes.request_pipeline import Answered, Asked, Query, RequestPipeline, Written
+from engram.serve.routes.request_pipeline import Asked, Query, RequestPipeline
 from engram.serve.routes.schemas import (
     IMAGE,
     PIXELS,
@@ -44,7 +44,7 @@ from engram.serve.routes.schemas import (
     error_responses,
     request_body,
 )
-from engram.serve.routes.writing import json_parts, numbers, raw
+from engram.serve.routes.writing import JSON, Answer, json_parts, numbers, raw
 from engram.serve.tokens import Tokens
 from engram.util.text import printable
 
@@ -105,13 +105,16 @@ def infer_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Tokens
         snapshot = catalogue.now
         served = Served.find(snapshot, name, version)
 
-        async def write(options: InferOptions, images: Sequence[Answered]) -> Written:
-            response = TensorResponse(served, options, [outputs for _, outputs in images])
-            return response.parts(), await pipeline.in_thread(response.headers)
-
         size, most = snapshot.model.preprocessing.size, pipeline.settings.max_images
         read = partial(read_inference, _json_bytes(request), size, most)
-        return pipeline.respond(request, snapshot, Query(InferOptions, read, served.asked, write))
+        query = Query(InferOptions, read, served.asked)
+
+        async def work(answer: Answer) -> None:
+            async with pipeline.answers(request, snapshot, query) as (options, images):
+                response = TensorResponse(served, options, [outputs for _, outputs in images])
+                await answer.write(response.parts(), await pipeline.in_thread(response.headers))
+
+        return Answer(work, pipeline.threads)
 
     return router
 
@@ -234,7 +237,7 @@ class TensorResponse:
                     f"{'a mask' if mask else 'JSON'} has no such values; train the task again.",
                 )
         if not self.binary:
-            return {}
+            return JSON
         json_bytes = sum(map(len, self._json()))
         size = json_bytes + sum(self._size(output) for output in self.binary)
         return {

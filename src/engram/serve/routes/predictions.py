@@ -20,14 +20,7 @@ from engram.methods.attention_maps import SOURCES
 from engram.serve.catalogue import Catalogue, Snapshot
 from engram.serve.decoding.upload import read_upload
 from engram.serve.outputs import kept_values
-from engram.serve.routes.request_pipeline import (
-    Answered,
-    Asked,
-    Query,
-    RequestPipeline,
-    Written,
-    content_type,
-)
+from engram.serve.routes.request_pipeline import Asked, Query, RequestPipeline, content_type
 from engram.serve.routes.schemas import (
     Embedding,
     EmbedOptions,
@@ -39,7 +32,7 @@ from engram.serve.routes.schemas import (
     error_responses,
     request_body,
 )
-from engram.serve.routes.writing import json_parts, numbers
+from engram.serve.routes.writing import JSON, Answer, json_parts, numbers
 from engram.serve.tokens import Tokens
 from engram.util.tensors import to_device
 
@@ -68,31 +61,24 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
     )
     async def predict(request: Request) -> Response:
         snapshot, kind = catalogue.now, content_type(request)
-
-        async def write(options: PredictOptions, images: Sequence[Answered]) -> Written:
-            maps: list[dict[str, Any]] = [{} for _ in images]
-            if options.attention is not None:
-                for i, (image, _) in enumerate(images):
-                    find = partial(task_attention, snapshot, options.attention, image.view)
-                    maps[i] = {"attention": await pipeline.batcher.in_engine_thread(find)}
-            parts = (
-                {
-                    **image.fields,
-                    "tasks": {
-                        name: partial(task_answer, snapshot, name, outputs, options.top_k)
-                        for name in outputs
-                        if name in snapshot.names
-                    },
-                    **own,
-                }
-                for (image, outputs), own in zip(images, maps, strict=True)
-            )
-            contents = snapshot.answering(options.tasks or snapshot.names)
-            return json_parts({"images": parts, "contents": contents}), {}
-
         read = partial(read_upload, PredictOptions, kind, settings.max_images)
-        query = Query(PredictOptions, read, partial(_asked, snapshot), write)
-        return pipeline.respond(request, snapshot, query)
+        query = Query(PredictOptions, read, partial(_asked, snapshot))
+
+        async def work(answer: Answer) -> None:
+            async with pipeline.answers(request, snapshot, query) as (options, images):
+                found: list[dict[str, Any]] = []
+                for image, outputs in images:
+                    names = [name for name in outputs if name in snapshot.names]
+                    answers = partial(task_answer, snapshot, outputs, options.top_k)
+                    tasks = {name: partial(answers, name) for name in names}
+                    found.append({**image.fields, "tasks": tasks})
+                    if options.attention is not None:
+                        find = partial(task_attention, snapshot, options.attention, image.view)
+                        found[-1]["attention"] = await pipeline.batcher.in_engine_thread(find)
+                contents = snapshot.answering(options.tasks or snapshot.names)
+                await answer.write(json_parts({"images": iter(found), "contents": contents}), JSON)
+
+        return Answer(work, pipeline.threads)
 
     @router.post(
         "/v1/embed",
@@ -102,15 +88,16 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
     )
     async def embed(request: Request) -> Response:
         snapshot, kind = catalogue.now, content_type(request)
-
-        async def write(options: EmbedOptions, images: Sequence[Answered]) -> Written:
-            parts = ({**one.fields, **shown_vectors(vectors)} for one, vectors in images)
-            contents = snapshot.answering(options.tasks or snapshot.embedding_names)
-            return json_parts({"images": parts, "contents": contents}), {}
-
         read = partial(read_upload, EmbedOptions, kind, settings.max_images)
-        query = Query(EmbedOptions, read, partial(_asked_vectors, snapshot), write, embeds=True)
-        return pipeline.respond(request, snapshot, query)
+        query = Query(EmbedOptions, read, partial(_asked_vectors, snapshot), embeds=True)
+
+        async def work(answer: Answer) -> None:
+            async with pipeline.answers(request, snapshot, query) as (options, images):
+                parts = ({**one.fields, **shown_vectors(vectors)} for one, vectors in images)
+                contents = snapshot.answering(options.tasks or snapshot.embedding_names)
+                await answer.write(json_parts({"images": parts, "contents": contents}), JSON)
+
+        return Answer(work, pipeline.threads)
 
     return router
 
@@ -161,7 +148,7 @@ def task_attention(snapshot: Snapshot, name: str, view: Tensor) -> dict[str, Any
 
 
 def task_answer(
-    snapshot: Snapshot, name: str, outputs: Mapping[str, Tensor], top_k: int
+    snapshot: Snapshot, outputs: Mapping[str, Tensor], top_k: int, name: str
 ) -> dict[str, Any]:
     """Kind and answer of a task about one image.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -18,24 +18,20 @@ from torch import Tensor
 from engram.inference.engine import familiarity_name
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Snapshot
-from engram.serve.decoding.pool import Decoded, DecoderPool
+from engram.serve.decoding.pool import Decoded, Decoder, DecoderPool
 from engram.serve.decoding.worker import Read
 from engram.serve.limits import Reserve, Shares
 from engram.serve.middleware import client_address
-from engram.serve.outputs import MANY_VALUES, Outputs, is_finite, task_name
+from engram.serve.outputs import Outputs, is_finite, task_name
 from engram.serve.problems import Problem
-from engram.serve.routes.schemas import TeachOptions
-from engram.serve.routes.writing import Answer
 from engram.serve.service_settings import Settings
 from engram.serve.telemetry import BODY, DECODE, WRITE, Telemetry
-from engram.util.allocator import return_freed_memory
 from engram.util.text import printable
 
 Options = TypeVar("Options", bound=BaseModel)
 Result = TypeVar("Result")
 Asked = tuple[Sequence[str], int]  # outputs, and the values of the answer about one image
 Answered = tuple[Decoded, Outputs]
-Written = tuple[Iterable[bytes], Mapping[str, str]]  # parts of the body, and headers
 
 _ANSWERS = 4  # as large as one may be, in progress at a time
 # Seconds in which a client may finish sending a refused body: only then does it read the answer.
@@ -44,7 +40,7 @@ _DRAIN_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Query(Generic[Options]):
-    """The options of an endpoint, how its body is read, and how the answer is written.
+    """The options of an endpoint, how its body is read, and what it asks for.
 
     With `embeds`, images have vectors in place of outputs.
     """
@@ -52,7 +48,6 @@ class Query(Generic[Options]):
     options: type[Options]
     read: Read
     asked: Callable[[Options], Asked]
-    write: Callable[[Options, Sequence[Answered]], Awaitable[Written]]
     embeds: bool = False
 
 
@@ -69,47 +64,10 @@ class RequestPipeline:
         self._bodies = Shares(most, "bytes in requests", settings.max_bodies)
         most = _ANSWERS * settings.max_values
         self._answers = Shares(most // 2, "values in answers", most)
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="engram-answer")
-        self._teacher = ThreadPoolExecutor(1, thread_name_prefix="engram-teach")
-
-    def respond(self, request: Request, snapshot: Snapshot, query: Query[Options]) -> Answer:
-        """Answer a request about images, in JSON unless its headers say otherwise."""
-
-        async def work(answer: Answer) -> None:
-            async with self._body(request) as body:
-                values = await self._write(answer, request, snapshot, query, body)
-            if values > MANY_VALUES:  # by now nothing holds them
-                await self.in_thread(return_freed_memory)
-
-        return Answer(work, self._threads)
-
-    def teach(
-        self,
-        request: Request,
-        snapshot: Snapshot,
-        read: Read,
-        solve: Callable[[Snapshot, TeachOptions, Tensor], bytes],
-    ) -> Answer:
-        """Answer a request of vectors and labels with the engram that `solve` makes of them.
-
-        Tasks are solved one after the other, in a thread of their own.
-        """
-
-        async def work(answer: Answer) -> None:
-            async with self._body(request) as body:
-                with self.telemetry.stage(DECODE):
-                    async with self.decoders.decoder(client_address(request.scope)) as decoder:
-                        [name], options = await decoder.read(TeachOptions, read, body)
-                        found = await decoder.decode(0, name, snapshot.model.preprocessing)
-                solved = partial(solve, snapshot, options, found.view)
-                data = await asyncio.get_running_loop().run_in_executor(self._teacher, solved)
-                with self.telemetry.stage(WRITE):
-                    await answer.write([data], {"Content-Type": "application/octet-stream"})
-
-        return Answer(work, self._threads)
+        self.threads = ThreadPoolExecutor(2, thread_name_prefix="engram-answer")
 
     @asynccontextmanager
-    async def _body(self, request: Request) -> AsyncIterator[bytearray]:
+    async def body(self, request: Request) -> AsyncIterator[bytearray]:
         """The whole body, within the limits of the service; the block has a deadline."""
         deadline = asyncio.get_running_loop().time() + self.settings.timeout
         self.batcher.places.check()
@@ -124,23 +82,26 @@ class RequestPipeline:
                     503, "The request timed out; try again in a few seconds.", retry=5
                 ) from None
 
-    async def _write(
-        self,
-        answer: Answer,
-        request: Request,
-        snapshot: Snapshot,
-        query: Query[Options],
-        body: bytearray,
-    ) -> int:
-        """Decode the images, run the tasks and send the answer; gives the number of its values.
+    @asynccontextmanager
+    async def decoder(self, request: Request) -> AsyncIterator[Decoder]:
+        """A decoder for the body of a request."""
+        with self.telemetry.stage(DECODE):
+            async with self.decoders.decoder(client_address(request.scope)) as decoder:
+                yield decoder
 
-        The images keep their places in the queue until the answer is written, and so do their
-        values in the limit on all answers.
+    @asynccontextmanager
+    async def answers(
+        self, request: Request, snapshot: Snapshot, query: Query[Options]
+    ) -> AsyncIterator[tuple[Options, list[Answered]]]:
+        """Run tasks on the images of a request; gives its options, and the images with outputs.
+
+        The images keep their places in the queue until the block has written the answer, and so do
+        their values in the limit on all answers.
         """
         address, most = client_address(request.scope), self.settings.max_values
-        with ExitStack() as places:
-            with self.telemetry.stage(DECODE):
-                async with self.decoders.decoder(address) as decoder:
+        async with self.body(request) as body:
+            with ExitStack() as places:
+                async with self.decoder(request) as decoder:
                     names, options = await decoder.read(query.options, query.read, body)
                     (wanted, each), count = query.asked(options), len(names)
                     if count * each > most:  # before it is computed
@@ -156,21 +117,18 @@ class RequestPipeline:
                         await decoder.decode(i, name, snapshot.model.preprocessing)
                         for i, name in enumerate(names)
                     ]
-            views = [one.view for one in decoded]
-            outputs = await self.batcher.run(snapshot, views, wanted, query.embeds)
-            with self.telemetry.stage(WRITE):
-                images = list(zip(decoded, outputs, strict=True))
-                parts, headers = await query.write(options, images)
-                await answer.write(parts, {"Content-Type": "application/json", **headers})
-        for task in {task_name(name) for name in wanted}:
-            self.telemetry.answers.labels(task).inc(count)
-        if not query.embeds:  # vectors are no answers
-            await self.in_thread(partial(record_answers, self.telemetry, snapshot, outputs))
-        return count * each
+                views = [one.view for one in decoded]
+                outputs = await self.batcher.run(snapshot, views, wanted, query.embeds)
+                with self.telemetry.stage(WRITE):
+                    yield options, list(zip(decoded, outputs, strict=True))
+            for task in {task_name(name) for name in wanted}:
+                self.telemetry.answers.labels(task).inc(count)
+            if not query.embeds:  # vectors are no answers
+                await self.in_thread(partial(record_answers, self.telemetry, snapshot, outputs))
 
     async def in_thread(self, write: Callable[[], Result]) -> Result:
         """Call `write` in a thread for answers, so that the event loop goes on."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, write)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, write)
 
 
 def record_answers(

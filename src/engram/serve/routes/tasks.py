@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,8 @@ from engram.serve.routes.schemas import (
     error_responses,
     request_body,
 )
+from engram.serve.routes.writing import Answer
+from engram.serve.telemetry import WRITE
 from engram.serve.tokens import Tokens
 from engram.store.bundles import Bundle
 from engram.store.format import serialise_engram
@@ -46,6 +49,7 @@ def tasks_router(
 ) -> APIRouter:
     """The endpoints about tasks; those that change them need the token. Who may ask may teach."""
     router, settings = APIRouter(), pipeline.settings
+    teacher = ThreadPoolExecutor(1, thread_name_prefix="engram-teach")  # one task after the other
 
     @router.get(
         "/v1/tasks",
@@ -164,9 +168,19 @@ def tasks_router(
     )
     async def teach(request: Request) -> Response:
         snapshot = catalogue.now
-        features = snapshot.model.task(Base.name).head.vector_size
-        read = partial(read_vectors, features)
-        return pipeline.teach(request, snapshot, read, taught_engram)
+        read = partial(read_vectors, snapshot.model.task(Base.name).head.vector_size)
+
+        async def work(answer: Answer) -> None:
+            async with pipeline.body(request) as body:
+                async with pipeline.decoder(request) as decoder:
+                    [name], options = await decoder.read(TeachOptions, read, body)
+                    vectors = await decoder.decode(0, name, snapshot.model.preprocessing)
+                solve = partial(taught_engram, snapshot, options, vectors.view)
+                data = await asyncio.get_running_loop().run_in_executor(teacher, solve)
+                with pipeline.telemetry.stage(WRITE):
+                    await answer.write([data], {"Content-Type": "application/octet-stream"})
+
+        return Answer(work, pipeline.threads)
 
     return router
 

@@ -18,7 +18,10 @@ from starlette.types import Receive, Scope, Send
 from torch import Tensor
 
 from engram.serve.problems import Problem
+from engram.util.allocator import return_freed_memory
 
+JSON = {"Content-Type": "application/json"}
+MANY_BYTES = 4_000_000  # of an answer that leaves holes of megabytes in memory
 PIECE_BYTES = 65_536  # at least, of all pieces but the last
 PIECE_VALUES = 4096  # written at a time: one or two milliseconds, in which no other thread runs
 
@@ -32,7 +35,7 @@ class Answer(Response):
 
     def __init__(self, work: Callable[[Answer], Awaitable[None]], threads: Executor) -> None:
         super().__init__()
-        self._work, self._threads, self._started = work, threads, False
+        self._work, self._threads, self._started, self._sent = work, threads, False, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
@@ -41,6 +44,9 @@ class Answer(Response):
         except Problem:
             if not self._started:
                 raise
+        if self._sent > MANY_BYTES:  # by now nothing holds what it was made of
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._threads, return_freed_memory)
 
     async def write(self, parts: Iterable[bytes], headers: Mapping[str, str]) -> None:
         """Send a body. Ends early if the client is gone."""
@@ -58,6 +64,7 @@ class Answer(Response):
             while piece is not None and not gone.done():
                 more = following is not None
                 await self._send({"type": "http.response.body", "body": piece, "more_body": more})
+                self._sent += len(piece)
                 piece, following = following, await fetch() if more else None
         finally:
             gone.cancel()
