@@ -44,7 +44,7 @@ async def ask(decoder: Decoder, data: bytes) -> tuple[int, ...]:
     """The shape of the view of a picture."""
     names, _ = await decoder.read(PredictOptions, READ, body(data))
     assert names == ["image.png"]
-    view = (await decoder.decode(0, "image.png", PREPROCESSING)).view
+    view = (await decoder.decode("image.png", PREPROCESSING)).view
     return tuple(view.shape)
 
 
@@ -73,7 +73,7 @@ def test_a_picture_that_takes_for_ever_ends_its_decoder_alone() -> None:
                 await decoder.read(PredictOptions, READ, body(picture()))
                 os.kill(pid_of(decoder), signal.SIGSTOP)
                 stopped.set()
-                await decoder.decode(0, "a.jpg", PREPROCESSING)
+                await decoder.decode("a.jpg", PREPROCESSING)
 
         async def others() -> None:
             async with pool.decoder() as decoder:
@@ -239,7 +239,7 @@ def test_a_decoder_ends_without_its_service(busy: bool) -> None:
     process.start()
     theirs.close()
     if busy:
-        ours.send(("a", BodyDecoder.decode, (0, PREPROCESSING, 1), False))
+        ours.send(("a", BodyDecoder.decode, (PREPROCESSING, 1), False))
     else:
         ours.close()
     process.join(FUSE)

@@ -68,6 +68,13 @@ def read_inference(
     [tensor] = request.inputs  # the schema allows one
     if tensor.shape[0] > most:
         raise too_many(most)
+    sent = tensor.parameters.binary_data_size
+    if sent is not None and len(body) != sent:
+        raise Problem(
+            400,
+            f"{len(body):,} bytes follow the JSON, and binary_data_size is {sent:,}; the JSON "
+            "ends where Inference-Header-Content-Length says.",
+        )
     if tensor.name == PIXELS:
         images = _pixels(tensor, body, numbers, size)
     else:
@@ -141,14 +148,12 @@ def _marks(shape: Sequence[int]) -> bytes:
 def _encoded(tensor: InferInput, binary: bytearray, most: int) -> list[bytes]:
     """The images of a BYTES tensor (n) or (n, 1): as bytes, or in JSON in base64."""
     _check(tensor, "BYTES", len(tensor.shape) in (1, 2) and math.prod(tensor.shape[1:]) == 1, "[n]")
-    size = tensor.parameters.binary_data_size
-    if size is None:
-        nested = tensor.data or []
-        texts = [one[0] if isinstance(one, list) and len(one) == 1 else one for one in nested]
-        nested.clear()
-        images = decode_base64(texts)
+    if tensor.data is None:
+        images = _split(binary, most)
     else:
-        images = _split(_exactly(binary, size), most)
+        texts = [one[0] if isinstance(one, list) and len(one) == 1 else one for one in tensor.data]
+        tensor.data.clear()
+        images = decode_base64(texts)
     if len(images) != tensor.shape[0]:
         raise Problem(
             422, f"{IMAGE} has the shape {tensor.shape}, and the images in it are {len(images)}."
@@ -178,15 +183,14 @@ def _pixels(
     fits = len(tensor.shape) == 4 and tensor.shape[1:] == [3, *size]
     _check(tensor, "FP32", fits, f"[{shape}]")
     count, pixels = math.prod(tensor.shape), None
-    if tensor.parameters.binary_data_size is not None:
-        data = _exactly(binary, tensor.parameters.binary_data_size)
-        if len(data) != 4 * count:
+    if tensor.data is None:
+        if len(binary) != 4 * count:
             raise Problem(
                 422,
                 f"{PIXELS} has the shape {tensor.shape}, so it needs {4 * count:,} bytes, and has "
-                f"{len(data):,}.",
+                f"{len(binary):,}.",
             )
-        pixels = np.frombuffer(data, dtype="<f4")
+        pixels = np.frombuffer(binary, dtype="<f4")
     elif numbers and tensor.data == _PLACE:
         pixels = _read_numbers(numbers, tensor.shape)
     if pixels is None:
@@ -208,13 +212,3 @@ def _check(tensor: InferInput, datatype: str, fits: bool, shape: str) -> None:
             f"{printable(tensor.datatype, 20)} and the shape {tensor.shape}; send {datatype} "
             f"{shape} with at least one image.",
         )
-
-
-def _exactly(binary: bytearray, size: int) -> bytearray:
-    if len(binary) != size:
-        raise Problem(
-            400,
-            f"{len(binary):,} bytes follow the JSON, and binary_data_size is {size:,}; the JSON "
-            "ends where Inference-Header-Content-Length says.",
-        )
-    return binary

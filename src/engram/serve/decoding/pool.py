@@ -89,9 +89,9 @@ class Decoder:
         answer, _ = await self._ask("The body", BodyDecoder.read, read, body=body)
         return answer["names"], options.model_validate(answer["options"])
 
-    async def decode(self, index: int, name: str, preprocessing: Preprocessing) -> Decoded:
-        """An image of the body."""
-        arguments = index, preprocessing, self.settings.max_pixels
+    async def decode(self, name: str, preprocessing: Preprocessing) -> Decoded:
+        """The next image of the body, which has this name."""
+        arguments = preprocessing, self.settings.max_pixels
         answer, data = await self._ask(name, BodyDecoder.decode, *arguments)
         view = torch.frombuffer(data, dtype=getattr(torch, answer["dtype"])).view(answer["shape"])
         return Decoded(answer["fields"], view)

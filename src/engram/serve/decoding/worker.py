@@ -130,10 +130,9 @@ class BodyDecoder:
         options = upload.options.model_dump(exclude={"images", "inputs", "vectors"})
         return {"names": [name for name, _ in self.images], "options": options}, b""
 
-    def decode(self, index: int, preprocessing: Preprocessing, max_pixels: int) -> Answer:
-        """The fields of the response about an image, and its view."""
-        name, data = self.images[index]
-        self.images[index] = (name, b"")  # it is decoded once
+    def decode(self, preprocessing: Preprocessing, max_pixels: int) -> Answer:
+        """The fields of the response about the next image, and its view."""
+        name, data = self.images.pop(0)
         if self.shape is not None:
             return {"fields": {}, "shape": self.shape, "dtype": "float32"}, data
         check_format(data, name)

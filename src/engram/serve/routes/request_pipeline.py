@@ -113,10 +113,8 @@ class RequestPipeline:
                         )
                     places.enter_context(self._answers.taken(address, count * each))
                     places.enter_context(self.batcher.reserve(count, address))
-                    decoded = [
-                        await decoder.decode(i, name, snapshot.model.preprocessing)
-                        for i, name in enumerate(names)
-                    ]
+                    preprocessing = snapshot.model.preprocessing
+                    decoded = [await decoder.decode(name, preprocessing) for name in names]
                 views = [one.view for one in decoded]
                 outputs = await self.batcher.run(snapshot, views, wanted, query.embeds)
                 with self.telemetry.stage(WRITE):

@@ -174,7 +174,7 @@ def tasks_router(
             async with pipeline.body(request) as body:
                 async with pipeline.decoder(request) as decoder:
                     [name], options = await decoder.read(TeachOptions, read, body)
-                    vectors = await decoder.decode(0, name, snapshot.model.preprocessing)
+                    vectors = await decoder.decode(name, snapshot.model.preprocessing)
                 solve = partial(taught_engram, snapshot, options, vectors.view)
                 data = await asyncio.get_running_loop().run_in_executor(teacher, solve)
                 with pipeline.telemetry.stage(WRITE):
