@@ -35,13 +35,9 @@ def create_app(
     settings, telemetry = catalogue.settings, Telemetry()
     log = Log(settings.log)
 
-    def count_killed_decoder(reason: str) -> None:
-        telemetry.killed_decoders.inc()
-        log.event("killed decoder", reason=reason)
-
     tokens = Tokens(token, ask_token, log)
     batcher = Batcher(settings, telemetry, log)
-    decoders = DecoderPool(settings, count_killed_decoder)
+    decoders = DecoderPool(settings, telemetry, log)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

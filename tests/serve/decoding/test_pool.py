@@ -22,9 +22,11 @@ from engram.images.preprocessing import Preprocessing
 from engram.serve.decoding.pool import Decoder, DecoderPool
 from engram.serve.decoding.upload import read_upload
 from engram.serve.decoding.worker import BodyDecoder
+from engram.serve.log import Log
 from engram.serve.problems import Problem
 from engram.serve.routes.schemas import PredictOptions
 from engram.serve.service_settings import Settings
+from engram.serve.telemetry import Telemetry
 
 PREPROCESSING = Preprocessing((16, 16), None)
 KIND = f"multipart/form-data; boundary={BOUNDARY.decode()}"
@@ -48,20 +50,31 @@ async def ask(decoder: Decoder, data: bytes) -> tuple[int, ...]:
     return tuple(view.shape)
 
 
+class Reasons(Log):
+    """A log of which the reasons are kept."""
+
+    def __init__(self) -> None:
+        super().__init__("text")
+        self.found: list[str] = []
+
+    def event(self, event: str, **facts: Any) -> None:
+        self.found.append(facts["reason"])
+
+
 def run(work: Callable[[DecoderPool], Awaitable[None]], **settings: Any) -> list[str]:
     """Run with a pool, and give the reasons why decoders were killed."""
-    killed: list[str] = []
+    log = Reasons()
 
     async def main() -> None:
-        pool = DecoderPool(Settings(**settings), killed.append)
+        pool = DecoderPool(Settings(**settings), Telemetry(), log)
         await pool.start()
         await work(pool)
-        async with asyncio.timeout(FUSE), pool.decoder() as decoder:  # it can still be used
+        async with asyncio.timeout(FUSE), pool.decoder("b") as decoder:  # it can still be used
             assert await ask(decoder, picture()) == (16, 16, 3)
         pool.stop()
 
     asyncio.run(main())
-    return killed
+    return log.found
 
 
 def test_a_picture_that_takes_for_ever_ends_its_decoder_alone() -> None:
@@ -76,7 +89,7 @@ def test_a_picture_that_takes_for_ever_ends_its_decoder_alone() -> None:
                 await decoder.decode("a.jpg", PREPROCESSING)
 
         async def others() -> None:
-            async with pool.decoder() as decoder:
+            async with pool.decoder("b") as decoder:
                 assert await ask(decoder, picture()) == (16, 16, 3)
 
         task = asyncio.create_task(stuck())
@@ -94,9 +107,9 @@ def test_a_picture_that_takes_for_ever_ends_its_decoder_alone() -> None:
 def test_a_decoder_has_a_limit_on_memory() -> None:
     async def work(pool: DecoderPool) -> None:
         with pytest.raises(Problem, match="it takes too much memory"):
-            async with pool.decoder() as decoder:
+            async with pool.decoder("b") as decoder:
                 await ask(decoder, flat_png(7000))
-        async with pool.decoder() as decoder:
+        async with pool.decoder("b") as decoder:
             assert await ask(decoder, picture()) == (16, 16, 3)
 
     assert run(work, decoders=1, decode_memory=30_000_000) == ["out of memory"]
@@ -113,12 +126,12 @@ def test_a_decoder_that_dies_at_work_is_replaced(
     ended_by: signal.Signals, status: int, reason: str
 ) -> None:
     async def work(pool: DecoderPool) -> None:
-        async with pool.decoder() as decoder:
+        async with pool.decoder("b") as decoder:
             os.kill(pid_of(decoder), ended_by)
             with pytest.raises(Problem, match="the process") as caught:
                 await ask(decoder, picture())
             assert caught.value.status == status
-        async with pool.decoder() as decoder:
+        async with pool.decoder("b") as decoder:
             assert await ask(decoder, picture()) == (16, 16, 3)
 
     assert run(work, decoders=1) == [reason]
@@ -126,11 +139,11 @@ def test_a_decoder_that_dies_at_work_is_replaced(
 
 def test_a_decoder_that_died_while_it_was_idle_is_not_noticed() -> None:
     async def work(pool: DecoderPool) -> None:
-        async with pool.decoder() as decoder:
+        async with pool.decoder("b") as decoder:
             pid = pid_of(decoder)
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not running(pid))
-        async with pool.decoder() as decoder:
+        async with pool.decoder("b") as decoder:
             assert await ask(decoder, picture()) == (16, 16, 3)
             assert pid_of(decoder) != pid
 
@@ -142,7 +155,7 @@ def test_a_cancelled_request_takes_its_decoder_with_it() -> None:
         stopped = asyncio.Event()
 
         async def stuck() -> None:
-            async with pool.decoder() as decoder:
+            async with pool.decoder("b") as decoder:
                 os.kill(pid_of(decoder), signal.SIGSTOP)
                 stopped.set()
                 await decoder.read(PredictOptions, READ, body(picture()))
@@ -152,7 +165,7 @@ def test_a_cancelled_request_takes_its_decoder_with_it() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        async with pool.decoder() as decoder:
+        async with pool.decoder("b") as decoder:
             assert await ask(decoder, picture()) == (16, 16, 3)
 
     assert run(work, decoders=1) == ["its request was cancelled"]
@@ -160,9 +173,9 @@ def test_a_cancelled_request_takes_its_decoder_with_it() -> None:
 
 def test_images_of_a_request_that_was_refused_are_forgotten() -> None:
     async def work(pool: DecoderPool) -> None:
-        async with pool.decoder() as decoder:
+        async with pool.decoder("b") as decoder:
             await decoder.read(PredictOptions, READ, body(picture()))
-        async with pool.decoder() as decoder:
+        async with pool.decoder("b") as decoder:
             assert await ask(decoder, picture()) == (16, 16, 3)
 
     assert run(work, decoders=1) == []
@@ -189,7 +202,7 @@ def test_slow_images_of_one_client_leave_a_decoder_for_others() -> None:
 
 def test_signals_of_a_terminal_do_not_end_a_decoder() -> None:
     async def work(pool: DecoderPool) -> None:
-        async with pool.decoder() as decoder:
+        async with pool.decoder("b") as decoder:
             assert await ask(decoder, picture()) == (16, 16, 3)
             for number in (signal.SIGINT, signal.SIGTERM):
                 os.kill(pid_of(decoder), number)
@@ -200,7 +213,7 @@ def test_signals_of_a_terminal_do_not_end_a_decoder() -> None:
 
 def test_a_decoder_is_started_after_the_fork_server_was_killed() -> None:
     async def work(pool: DecoderPool) -> None:
-        async with pool.decoder() as decoder:
+        async with pool.decoder("b") as decoder:
             before = psutil.Process(pid_of(decoder))
             server = before.parent()
             assert server is not None
@@ -210,7 +223,7 @@ def test_a_decoder_is_started_after_the_fork_server_was_killed() -> None:
             assert await ask(decoder, picture()) == (16, 16, 3)  # it goes on
             before.kill()
             wait_until(lambda: not running(before.pid))
-        async with pool.decoder() as decoder:
+        async with pool.decoder("b") as decoder:
             assert await ask(decoder, picture()) == (16, 16, 3)
 
     assert run(work, decoders=1) == []
@@ -221,7 +234,7 @@ def test_a_decoder_does_not_know_the_token(monkeypatch: pytest.MonkeyPatch) -> N
     forkserver._forkserver._stop()  # type: ignore[attr-defined]  # the next one is started now
 
     async def work(pool: DecoderPool) -> None:
-        async with pool.decoder() as decoder:
+        async with pool.decoder("b") as decoder:
             process = psutil.Process(pid_of(decoder))
             assert await ask(decoder, picture()) == (16, 16, 3)
             for one in (process, *process.parents()[:1]):

@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -26,8 +26,10 @@ from torch import Tensor
 
 from engram.images.preprocessing import Preprocessing
 from engram.serve.decoding.worker import GOOD, SMALLER, BodyDecoder, Document, Read, receive, work
+from engram.serve.log import Log
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
+from engram.serve.telemetry import DECODE, Telemetry
 
 Options = TypeVar("Options", bound=BaseModel)
 
@@ -145,15 +147,10 @@ class Decoder:
 
 
 class DecoderPool:
-    """Lends decoders to requests, and replaces those that failed.
+    """Lends decoders to requests, and replaces those that failed."""
 
-    `on_kill` is called with the reason whenever a decoder is killed.
-    """
-
-    def __init__(
-        self, settings: Settings, on_kill: Callable[[str], None] = lambda reason: None
-    ) -> None:
-        self.settings, self._on_kill = settings, on_kill
+    def __init__(self, settings: Settings, telemetry: Telemetry, log: Log) -> None:
+        self.settings, self._telemetry, self._log = settings, telemetry, log
         # Of clients that have requests: an entry is dropped with the last of them.
         self._turns: weakref.WeakValueDictionary[str, asyncio.Semaphore]
         self._turns = weakref.WeakValueDictionary()
@@ -173,26 +170,28 @@ class DecoderPool:
                 decoder.kill()
 
     @asynccontextmanager
-    async def decoder(self, client: str = "") -> AsyncIterator[Decoder]:
+    async def decoder(self, client: str) -> AsyncIterator[Decoder]:
         """A decoder for one request; waits until one is free.
 
         One client gets all of them but one, so that slow images of one do not stop the others.
         """
         turn = self._turns.setdefault(client, asyncio.Semaphore(max(1, self.settings.decoders - 1)))
-        async with turn:
-            decoder = await self._free.get()
-            try:
-                if decoder is None or not decoder.alive:
-                    decoder = await self._new()
-                yield decoder
-            finally:
-                if decoder is not None and decoder.failed:
-                    decoder.kill()
-                    self._on_kill(decoder.failed)
-                    decoder = None
-                elif decoder is not None:
-                    decoder.forget()
-                self._free.put_nowait(decoder)
+        with self._telemetry.stage(DECODE):
+            async with turn:
+                decoder = await self._free.get()
+                try:
+                    if decoder is None or not decoder.alive:
+                        decoder = await self._new()
+                    yield decoder
+                finally:
+                    if decoder is not None and decoder.failed:
+                        decoder.kill()
+                        self._telemetry.killed_decoders.inc()
+                        self._log.event("killed decoder", reason=decoder.failed)
+                        decoder = None
+                    elif decoder is not None:
+                        decoder.forget()
+                    self._free.put_nowait(decoder)
 
     async def _new(self) -> Decoder:
         try:

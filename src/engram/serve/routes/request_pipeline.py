@@ -18,14 +18,14 @@ from torch import Tensor
 from engram.inference.engine import familiarity_name
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Snapshot
-from engram.serve.decoding.pool import Decoded, Decoder, DecoderPool
+from engram.serve.decoding.pool import Decoded, DecoderPool
 from engram.serve.decoding.worker import Read
 from engram.serve.limits import Reserve, Shares
 from engram.serve.middleware import client_address
 from engram.serve.outputs import Outputs, is_finite, task_name
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
-from engram.serve.telemetry import BODY, DECODE, WRITE, Telemetry
+from engram.serve.telemetry import BODY, WRITE, Telemetry
 from engram.util.text import printable
 
 Options = TypeVar("Options", bound=BaseModel)
@@ -83,13 +83,6 @@ class RequestPipeline:
                 ) from None
 
     @asynccontextmanager
-    async def decoder(self, request: Request) -> AsyncIterator[Decoder]:
-        """A decoder for the body of a request."""
-        with self.telemetry.stage(DECODE):
-            async with self.decoders.decoder(client_address(request.scope)) as decoder:
-                yield decoder
-
-    @asynccontextmanager
     async def answers(
         self, request: Request, snapshot: Snapshot, query: Query[Options]
     ) -> AsyncIterator[tuple[Options, list[Answered]]]:
@@ -101,7 +94,7 @@ class RequestPipeline:
         address, most = client_address(request.scope), self.settings.max_values
         async with self.body(request) as body:
             with ExitStack() as places:
-                async with self.decoder(request) as decoder:
+                async with self.decoders.decoder(address) as decoder:
                     names, options = await decoder.read(query.options, query.read, body)
                     (wanted, each), count = query.asked(options), len(names)
                     if count * each > most:  # before it is computed

@@ -172,7 +172,7 @@ def tasks_router(
 
         async def work(answer: Answer) -> None:
             async with pipeline.body(request) as body:
-                async with pipeline.decoder(request) as decoder:
+                async with pipeline.decoders.decoder(client_address(request.scope)) as decoder:
                     [name], options = await decoder.read(TeachOptions, read, body)
                     vectors = await decoder.decode(name, snapshot.model.preprocessing)
                 solve = partial(taught_engram, snapshot, options, vectors.view)
