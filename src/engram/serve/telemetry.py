@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -134,18 +134,15 @@ class Telemetry:
         if self._tracer is not None:
             self._tracer.start_span(name, start_time=began).end(ended)
 
-    @contextmanager
-    def span(self, scope: Scope) -> Iterator[Any]:
-        """The span of a request, or None; below that of the client if it sends `traceparent`."""
+    def span(self, scope: Scope) -> Any:
+        """A block of the span of a request, or None; below the client's, if it sends one."""
         if self._tracer is None:
-            yield None
-            return
+            return nullcontext()
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind
 
         parent, start = extract(Headers(scope=scope)), self._tracer.start_as_current_span
-        with start(scope["method"], context=parent, kind=SpanKind.SERVER) as span:
-            yield span
+        return start(scope["method"], context=parent, kind=SpanKind.SERVER)
 
     def record_request(
         self, span: Any, method: str, path: str, status: int, seconds: float

@@ -29,7 +29,7 @@ from engram.serve.outputs import (
     task_name,
 )
 from engram.serve.problems import Problem
-from engram.serve.routes.request_pipeline import Asked, Query, RequestPipeline
+from engram.serve.routes.request_pipeline import Asked, RequestPipeline
 from engram.serve.routes.schemas import (
     IMAGE,
     PIXELS,
@@ -107,10 +107,10 @@ def infer_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Tokens
 
         size, most = snapshot.model.preprocessing.size, pipeline.settings.max_images
         read = partial(read_inference, _json_bytes(request), size, most)
-        query = Query(InferOptions, read, served.asked)
 
         async def work(answer: Answer) -> None:
-            async with pipeline.answers(request, snapshot, query) as (options, images):
+            answers = pipeline.answers(request, snapshot, InferOptions, read, served.asked)
+            async with answers as (options, images):
                 response = TensorResponse(served, options, [outputs for _, outputs in images])
                 await answer.write(response.parts(), await pipeline.in_thread(response.headers))
 

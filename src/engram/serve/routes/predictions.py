@@ -20,7 +20,7 @@ from engram.methods.attention_maps import SOURCES
 from engram.serve.catalogue import Catalogue, Snapshot
 from engram.serve.decoding.upload import read_upload
 from engram.serve.outputs import kept_values
-from engram.serve.routes.request_pipeline import Asked, Query, RequestPipeline, content_type
+from engram.serve.routes.request_pipeline import Asked, RequestPipeline, content_type
 from engram.serve.routes.schemas import (
     Embedding,
     EmbedOptions,
@@ -41,7 +41,7 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
     """The endpoints that run tasks on images."""
     router, settings = APIRouter(), pipeline.settings
 
-    def about(options: type[Options]) -> dict[str, Any]:
+    def described(options: type[Options]) -> dict[str, Any]:
         forms = {
             "multipart/form-data": body_with_images(options, settings.max_images, form=True),
             "application/json": body_with_images(options, settings.max_images),
@@ -57,20 +57,21 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
         "/v1/predict",
         summary="Run tasks on images",
         response_model=Prediction,
-        **about(PredictOptions),
+        **described(PredictOptions),
     )
     async def predict(request: Request) -> Response:
         snapshot, kind = catalogue.now, content_type(request)
         read = partial(read_upload, PredictOptions, kind, settings.max_images)
-        query = Query(PredictOptions, read, partial(_asked, snapshot))
+        asked = partial(_asked, snapshot)
 
         async def work(answer: Answer) -> None:
-            async with pipeline.answers(request, snapshot, query) as (options, images):
+            answers = pipeline.answers(request, snapshot, PredictOptions, read, asked)
+            async with answers as (options, images):
                 found: list[dict[str, Any]] = []
                 for image, outputs in images:
                     names = [name for name in outputs if name in snapshot.names]
-                    answers = partial(task_answer, snapshot, outputs, options.top_k)
-                    tasks = {name: partial(answers, name) for name in names}
+                    about = partial(task_answer, snapshot, outputs, options.top_k)
+                    tasks = {name: partial(about, name) for name in names}
                     found.append({**image.fields, "tasks": tasks})
                     if options.attention is not None:
                         find = partial(task_attention, snapshot, options.attention, image.view)
@@ -84,15 +85,16 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
         "/v1/embed",
         summary="Turn images into vectors",
         response_model=Embedding,
-        **about(EmbedOptions),
+        **described(EmbedOptions),
     )
     async def embed(request: Request) -> Response:
         snapshot, kind = catalogue.now, content_type(request)
         read = partial(read_upload, EmbedOptions, kind, settings.max_images)
-        query = Query(EmbedOptions, read, partial(_asked_vectors, snapshot), embeds=True)
+        asked = partial(_asked_vectors, snapshot)
 
         async def work(answer: Answer) -> None:
-            async with pipeline.answers(request, snapshot, query) as (options, images):
+            answers = pipeline.answers(request, snapshot, EmbedOptions, read, asked, embeds=True)
+            async with answers as (options, images):
                 parts = ({**one.fields, **shown_vectors(vectors)} for one, vectors in images)
                 contents = snapshot.answering(options.tasks or snapshot.embedding_names)
                 await answer.write(json_parts({"images": parts, "contents": contents}), JSON)

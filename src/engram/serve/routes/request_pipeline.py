@@ -7,9 +7,8 @@ import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel
@@ -36,19 +35,6 @@ Answered = tuple[Decoded, Outputs]
 _ANSWERS = 4  # as large as one may be, in progress at a time
 # Seconds in which a client may finish sending a refused body: only then does it read the answer.
 _DRAIN_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class Query(Generic[Options]):
-    """The options of an endpoint, how its body is read, and what it asks for.
-
-    With `embeds`, images have vectors in place of outputs.
-    """
-
-    options: type[Options]
-    read: Read
-    asked: Callable[[Options], Asked]
-    embeds: bool = False
 
 
 class RequestPipeline:
@@ -84,19 +70,26 @@ class RequestPipeline:
 
     @asynccontextmanager
     async def answers(
-        self, request: Request, snapshot: Snapshot, query: Query[Options]
+        self,
+        request: Request,
+        snapshot: Snapshot,
+        options_type: type[Options],
+        read: Read,
+        asked: Callable[[Options], Asked],
+        embeds: bool = False,
     ) -> AsyncIterator[tuple[Options, list[Answered]]]:
         """Run tasks on the images of a request; gives its options, and the images with outputs.
 
-        The images keep their places in the queue until the block has written the answer, and so do
-        their values in the limit on all answers.
+        `read` is called with the body, by a decoder. With `embeds`, images have vectors in place of
+        outputs. They keep their places in the queue until the block has written the answer, and so
+        do their values in the limit on all answers.
         """
         address, most = client_address(request.scope), self.settings.max_values
         async with self.body(request) as body:
             with ExitStack() as places:
                 async with self.decoders.decoder(address) as decoder:
-                    names, options = await decoder.read(query.options, query.read, body)
-                    (wanted, each), count = query.asked(options), len(names)
+                    names, options = await decoder.read(options_type, read, body)
+                    (wanted, each), count = asked(options), len(names)
                     if count * each > most:  # before it is computed
                         raise Problem(
                             422,
@@ -109,12 +102,12 @@ class RequestPipeline:
                     preprocessing = snapshot.model.preprocessing
                     decoded = [await decoder.decode(name, preprocessing) for name in names]
                 views = [one.view for one in decoded]
-                outputs = await self.batcher.run(snapshot, views, wanted, query.embeds)
+                outputs = await self.batcher.run(snapshot, views, wanted, embeds)
                 with self.telemetry.stage(WRITE):
                     yield options, list(zip(decoded, outputs, strict=True))
             for task in {task_name(name) for name in wanted}:
                 self.telemetry.answers.labels(task).inc(count)
-            if not query.embeds:  # vectors are no answers
+            if not embeds:  # vectors are no answers
                 await self.in_thread(partial(record_answers, self.telemetry, snapshot, outputs))
 
     async def in_thread(self, write: Callable[[], Result]) -> Result:
