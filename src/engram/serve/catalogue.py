@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -153,15 +153,9 @@ class Catalogue:
                 return False
             self._state = state
             try:
-                now = self.now
-                if read_manifest(folder) == now.bundle.manifest():
+                if read_manifest(folder) == self.now.bundle.manifest():
                     return False
-                bundle = read_bundle(folder)
-                if _contents(bundle) == _contents(now.bundle):
-                    # Others have deleted old versions.
-                    self.now = replace(now, bundle=bundle, documents={})
-                    return False
-                self.now = self._rebuilt(bundle)
+                self.now = self._rebuilt(read_bundle(folder))
             except EngramError:
                 if _state(folder) != state:  # it was being written
                     self._state = ()
@@ -212,12 +206,6 @@ class Catalogue:
     def _rebuilt(self, bundle: Bundle) -> Snapshot:
         """A snapshot of another bundle on the same backbone."""
         return _snapshot(bundle, self.settings, self.now.model.backbone, self.now.engine)
-
-
-def _contents(bundle: Bundle) -> list[dict[str, str]]:
-    """The contents of the tasks that answer, and of the shadows, by name."""
-    both = bundle.engrams, bundle.shadows.values()
-    return [{engram.spec.name: engram.content for engram in engrams} for engrams in both]
 
 
 def _shadowed(bundle: Bundle, name: str) -> Bundle:
@@ -279,7 +267,7 @@ def _snapshot(
     dtype = settings.backbone_dtype
     model = MemoryViT.from_engrams(bundle.engrams, backbone, backbone_dtype=dtype)
     engine = make_engine(model, settings, before)
-    contents, _ = _contents(bundle)
+    contents = {engram.spec.name: engram.content for engram in bundle.engrams}
     names = [name for name in model.output_names() if model.task(name).spec.classes]
     grey = torch.zeros(1, 3, *model.preprocessing.size)
     outputs = on_cpu(engine.run(grey, names))
