@@ -10,9 +10,7 @@ from fastapi import FastAPI
 
 from engram import __version__
 from engram.errors import EngramError
-from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
-from engram.serve.decoding.pool import DecoderPool
 from engram.serve.log import Log
 from engram.serve.middleware import RequestMiddleware, add_handlers
 from engram.serve.routes.infer import infer_router
@@ -34,20 +32,17 @@ def create_app(
     """
     settings, telemetry = catalogue.settings, Telemetry()
     log = Log(settings.log)
-
-    tokens = Tokens(token, ask_token, log)
-    batcher = Batcher(settings, telemetry, log)
-    decoders = DecoderPool(settings, telemetry, log)
+    tokens, pipeline = Tokens(token, ask_token, log), RequestPipeline(settings, telemetry, log)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await decoders.start()
-        batcher.start()
+        await pipeline.decoders.start()
+        pipeline.batcher.start()
         following = asyncio.create_task(_follow(catalogue, settings.follow, log))
         yield
         following.cancel()
-        await batcher.stop()
-        decoders.stop()
+        await pipeline.batcher.stop()
+        pipeline.decoders.stop()
         telemetry.stop()
         log.stop()
 
@@ -60,17 +55,11 @@ def create_app(
         responses=error_responses(400, 421),
         lifespan=lifespan,
     )
-    app.state.catalogue, app.state.batcher, app.state.log = catalogue, batcher, log
+    app.state.catalogue, app.state.batcher, app.state.log = catalogue, pipeline.batcher, log
     app.add_middleware(RequestMiddleware, settings=settings, telemetry=telemetry, log=log)
     add_handlers(app)
-    pipeline = RequestPipeline(settings, batcher, decoders, telemetry)
-    for router in (
-        predict_router(catalogue, pipeline, tokens),
-        infer_router(catalogue, pipeline, tokens),
-        tasks_router(catalogue, pipeline, tokens, log),
-        operations_router(catalogue, batcher, telemetry, tokens),
-    ):
-        app.include_router(router)
+    for router in (predict_router, infer_router, tasks_router, operations_router):
+        app.include_router(router(catalogue, pipeline, tokens))
     return app
 
 

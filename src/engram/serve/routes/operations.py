@@ -8,19 +8,16 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
+from engram.serve.routes.request_pipeline import RequestPipeline
 from engram.serve.routes.schemas import Status, error_responses
-from engram.serve.telemetry import Telemetry
 from engram.serve.tokens import Tokens
 from engram.util.templates import page_files, render
 
 
-def operations_router(
-    catalogue: Catalogue, batcher: Batcher, telemetry: Telemetry, tokens: Tokens
-) -> APIRouter:
+def operations_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Tokens) -> APIRouter:
     """Endpoints that a container runtime, a load balancer and Prometheus poll, and pages."""
-    router = APIRouter()
+    router, telemetry = APIRouter(), pipeline.telemetry
 
     @router.get("/healthz", summary="Whether the process is alive", response_model=Status)
     async def health() -> Response:
@@ -33,7 +30,7 @@ def operations_router(
         responses=error_responses(503),
     )
     async def ready() -> Response:
-        batcher.check_ready()
+        pipeline.batcher.check_ready()
         return JSONResponse({"status": "ready"})
 
     @router.get(

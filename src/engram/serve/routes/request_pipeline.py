@@ -20,6 +20,7 @@ from engram.serve.catalogue import Snapshot
 from engram.serve.decoding.pool import Decoded, DecoderPool
 from engram.serve.decoding.worker import Read
 from engram.serve.limits import Reserve, Shares
+from engram.serve.log import Log
 from engram.serve.middleware import client_address
 from engram.serve.outputs import Outputs, is_finite, task_name
 from engram.serve.problems import Problem
@@ -40,11 +41,10 @@ _DRAIN_SECONDS = 2.0
 class RequestPipeline:
     """Decoders, the forward pass and threads that write answers: from a body to its outputs."""
 
-    def __init__(
-        self, settings: Settings, batcher: Batcher, decoders: DecoderPool, telemetry: Telemetry
-    ) -> None:
-        self.settings, self.batcher, self.decoders = settings, batcher, decoders
-        self.telemetry = telemetry
+    def __init__(self, settings: Settings, telemetry: Telemetry, log: Log) -> None:
+        self.settings, self.telemetry, self.log = settings, telemetry, log
+        self.batcher = Batcher(settings, telemetry, log)
+        self.decoders = DecoderPool(settings, telemetry, log)
         # One client gets half, or one request.
         most = max(settings.max_bodies // 2, settings.max_body)
         self._bodies = Shares(most, "bytes in requests", settings.max_bodies)

@@ -17,7 +17,6 @@ from torch import Tensor
 from engram.methods import Base, Head
 from engram.serve.catalogue import Catalogue, Condition, Snapshot
 from engram.serve.decoding.infer_body import read_vectors
-from engram.serve.log import Log
 from engram.serve.middleware import client_address
 from engram.serve.problems import Problem
 from engram.serve.routes.request_pipeline import RequestPipeline, read_body
@@ -44,9 +43,7 @@ from engram.util.text import without_folder
 _ENGRAM_FILE = {"type": "string", "format": "binary"}
 
 
-def tasks_router(
-    catalogue: Catalogue, pipeline: RequestPipeline, tokens: Tokens, log: Log
-) -> APIRouter:
+def tasks_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Tokens) -> APIRouter:
     """The endpoints about tasks; those that change them need the token. Who may ask may teach."""
     router, settings = APIRouter(), pipeline.settings
     teacher = ThreadPoolExecutor(1, thread_name_prefix="engram-teach")  # one task after the other
@@ -77,7 +74,7 @@ def tasks_router(
         return _described(catalogue.now, name)
 
     def log_change(event: str, request: Request, name: str, **content: str) -> None:
-        log.event(event, client=client_address(request.scope), task=name, **content)
+        pipeline.log.event(event, client=client_address(request.scope), task=name, **content)
 
     @router.put(
         "/v1/tasks/{name}",
