@@ -22,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from engram.errors import EngramError, flag
 from engram.serve.hosts import THIS_MACHINE, in_networks
 from engram.serve.log import Log
+from engram.serve.middleware import error_response
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
 
@@ -131,7 +132,7 @@ class ServiceProtocol(H11Protocol):
             f"{limit} connections with requests in progress, which is the limit; try again in a "
             "second."
         )
-        response = Problem(status, sentence, retry=1, close=True).response
+        response = error_response(Problem(status, sentence, retry=1, close=True))
         head = b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
         line = f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
         self.transport.write(line + head + b"\r\n" + response.body)

@@ -26,7 +26,7 @@ from fastapi.responses import Response
 from engram.errors import EngramError, flag
 from engram.serve.hosts import is_loopback, is_own_name
 from engram.serve.launch import listen
-from engram.serve.middleware import add_handlers
+from engram.serve.middleware import add_handlers, error_response
 from engram.serve.problems import Problem
 from engram.serve.service_settings import LabelSettings
 from engram.util.files import make_folder, write_atomically
@@ -245,11 +245,12 @@ def label_app(backend: LabelBackend) -> FastAPI:
         kind = request.headers.get("content-type", "").partition(";")[0]
         host = request.headers.get("host", "")
         if not password and not is_own_name(host, backend.settings.host):
-            return Problem(421, "The Host header names none of the names of this backend.").response
+            sentence = "The Host header names none of the names of this backend."
+            return error_response(Problem(421, sentence))
         if request.method == "POST" and kind != "application/json":
-            return Problem(415, "The body must be JSON, with its content type.").response
+            return error_response(Problem(415, "The body must be JSON, with its content type."))
         if password and not _authorised(request.headers.get("authorization", ""), password):
-            response = Problem(401, "The password is missing or wrong.").response
+            response = error_response(Problem(401, "The password is missing or wrong."))
             response.headers["WWW-Authenticate"] = "Basic"
             return response
         return await call_next(request)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -68,7 +68,7 @@ class RequestMiddleware:
                     try:
                         self._admit(scope, shares)
                     except Problem as problem:
-                        app = problem.response
+                        app = error_response(problem)
                     await app(scope, receive, send_with_headers)
             finally:
                 seconds, method = time.perf_counter() - began, scope["method"]
@@ -110,11 +110,17 @@ def client_address(scope: Scope) -> str:
     return str((scope.get("client") or ("unknown",))[0])
 
 
+def error_response(problem: Problem) -> JSONResponse:
+    """The body of every error: {"error": a sentence}."""
+    sentence = " ".join(problem.sentence.split())
+    return JSONResponse({"error": sentence}, problem.status, problem.headers)
+
+
 def add_handlers(app: FastAPI) -> None:
     """Answer every exception with an error response."""
 
     async def answer(request: Request, error: Exception) -> Response:
-        return _problem(request, error).response
+        return error_response(_problem(request, error))
 
     known = (Problem, EngramError, RequestValidationError, ClientDisconnect, HTTPException)
     for kind in (*known, Exception):

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from starlette.responses import JSONResponse
-
 
 class Problem(Exception):
     """Ends a request with this status.
@@ -22,10 +17,3 @@ class Problem(Exception):
         self.headers = {} if retry is None else {"Retry-After": str(retry)}
         self.headers |= {"Connection": "close"} if close else {}
         self.headers |= {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-
-    @property
-    def response(self) -> JSONResponse:
-        """The body of every error: {"error": a sentence}."""
-        from starlette.responses import JSONResponse
-
-        return JSONResponse({"error": " ".join(self.sentence.split())}, self.status, self.headers)
