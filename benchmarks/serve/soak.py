@@ -329,7 +329,7 @@ def check_malformed(bundle: Path, folder: Path, count: int) -> tuple[Counter[str
     """The statuses of malformed requests, and what was not as promised."""
     service = Service(bundle, folder, "--timeout", "2.5")
     statuses, faults = send_malformed(service, count)
-    alive = Malformed("", (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n",)).send(service.url)
+    alive = Malformed("", (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",)).send(service.url)
     if alive.status != 200 or service.stop() != 0:
         faults.append("it did not survive the malformed requests")
     _check_log(service, faults)
