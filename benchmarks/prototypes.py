@@ -31,7 +31,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -52,11 +51,10 @@ from engram.methods.readout import LayerStatistics, grid_weights
 from engram.model import MemoryViT
 from engram.train import solve
 from engram.train.auto import RATES, shorter_recipe
+from engram.train.columns import Columns, Reads
 from engram.train.dual_solver import Block
-from engram.train.feeds import BatchShard
 from engram.train.recipe import Recipe
 from engram.train.run import Run
-from engram.train.seen import Columns, Seen
 from engram.train.task_trainer import TaskTrainer
 from engram.train.training import Training
 from engram.util.processes import ProcessGroup
@@ -177,33 +175,15 @@ class MoreColumns(Columns):
     def all(self) -> int:
         return super().all + self.more
 
-    def count(self, seen: Seen) -> int:
-        return super().count(seen) + (self.more if seen.layers else 0)
+    def count(self, reads: Reads) -> int:
+        return super().count(reads) + (self.more if reads else 0)
 
-    def blocks(self, seen: Seen, alpha: float) -> list[Block]:
+    def blocks(self, reads: Reads, alpha: float) -> list[Block]:
         own = replace(self, more=0)
-        pooled, *others = Columns.blocks(own, seen, alpha)
+        pooled, *others = Columns.blocks(own, reads, alpha)
         more = (self.width, self.width + self.more, alpha * self.scale)
         moved = [(a + self.more, b + self.more, by) for a, b, by in others if b > a]
         return [pooled, more, *moved] if self.more else [pooled, *moved]
-
-
-class StatisticsFeed:
-    """Collected statistics as a solver reads them."""
-
-    plain = True
-
-    def __init__(self, rows: Tensor, labels: Tensor) -> None:
-        self.rows, self.labels, self.bad = rows, labels, dict[str, str]()
-
-    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
-        yield BatchShard(self.rows, self.labels, torch.arange(len(self.rows)))
-
-    def validation(self, samples: Any = None) -> Iterator[BatchShard]:
-        raise AssertionError("folds are measured on the training images")
-
-    def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        return dict.fromkeys(tasks, inputs)
 
 
 def solved(name: str, draw: int, source: Source) -> Record:
@@ -225,19 +205,18 @@ def solved(name: str, draw: int, source: Source) -> Record:
         own = own[:, : config.width]
         columns = replace(columns, layers=1, per_layer=0, layers_end=config.width, grid=0)
     rows = torch.cat([own[:, : config.width], *more, own[:, config.width :]], 1)
-    feed = StatisticsFeed(rows, torch.from_numpy(train.labels))
-    choices = (Seen(1),) if source.alone else columns.choices
-    with (
-        mock.patch.object(Columns, "for_task", return_value=columns),
-        mock.patch.object(solve, "MOST_CLASSES", 0),  # as solved: not factorised
-    ):
+    labels = torch.from_numpy(train.labels)
+    images = solve.Images(columns, [solve.Rows(rows.half(), labels, torch.arange(len(rows)))])
+    choices = (Readout(1),) if source.alone else columns.choices
+    with mock.patch.object(solve, "MOST_CLASSES", 0):  # as solved: not factorised
         recipe = RECIPE.but(data_seed=draw)
-        best = solve.Solver(model, "task", feed, splits, recipe, ProcessGroup()).best(choices)
+        best = solve.Solver(task, images, splits, recipe, ProcessGroup()).best(choices)
     chosen = next(one for one in best.tried if one.metrics is best.metrics)
     return {
         "accuracy": round(100 * float(best.metrics["accuracy"]), 2),
         "loss": round(float(best.metrics["loss"]), 4),
-        "layers": best.seen.layers, "alpha": chosen.alpha, "penalty": chosen.penalty,
+        "layers": best.reads.layers if best.reads else 0,
+        "alpha": chosen.alpha, "penalty": chosen.penalty,
     }  # fmt: skip
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,41 +22,20 @@ from engram.data.folds import Folds
 from engram.methods import Readout
 from engram.tasks.task import Task
 from engram.train import solve
-from engram.train.feeds import BatchShard
-from engram.train.seen import PLAIN, Columns, Seen
-from engram.train.solve import Solution, Solver, SolverSetting
+from engram.train.columns import Columns, Reads
+from engram.train.solve import Images, Rows, Solution, Solver, SolverSetting
 from engram.util.processes import ProcessGroup
 
 QUICK = Recipe(steps=4, batch=16, evaluations=2, workers=0)
 WIDTH, FEATURES = 16, 3 * 3 * 16
 GRID = 3 * 16 * WIDTH  # behind the features
-ALL = Seen(3, grid=True)
+ALL = Readout(3, grid=True)
 
 
-@dataclass
-class Given:
-    """A feed of known layer statistics: 48 images to train on, 24 to validate, 20 a batch."""
-
-    values: Tensor
-    labels: Tensor
-    bad: dict[str, str] = field(default_factory=dict)
-    plain = True
-
-    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
-        yield from self._shares(0, 48)
-
-    def validation(self, samples: Any = None) -> Iterator[BatchShard]:
-        yield from self._shares(48, 72)
-        yield BatchShard(self.values[:0], self.labels[:0], torch.zeros(0).long(), len(self.bad))
-
-    def _shares(self, start: int, end: int) -> Iterator[BatchShard]:
-        for i in range(start, end, 20):
-            upto = min(i + 20, end)
-            samples = torch.arange(i - start, upto - start)
-            yield BatchShard(self.values[i:upto], self.labels[i:upto], samples)
-
-    def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        return dict.fromkeys(tasks, inputs)
+def batches(values: Tensor, labels: Tensor) -> list[Rows]:
+    """Twenty images each."""
+    parts = (torch.split(x, 20) for x in (values.half(), labels, torch.arange(len(labels))))
+    return [Rows(*part) for part in zip(*parts, strict=True)]
 
 
 @pytest.fixture
@@ -90,11 +68,16 @@ def solver_of(
     model = MemoryViT(backbone)
     model.add_task("t", classes, regime="readout", kind=kind, grid=True)
     train = replace(in_memory([0] * 48, 1), labels=labels[:48].numpy())
-    val = in_memory([0] * (24 + bad), 1)
-    unreadable = {val.sample_name(24 + i): "broken" for i in range(bad)}
-    splits = Splits("given", ("any",), train=train, val=val, folds=folds)
-    feed = Given(seen, labels, unreadable)
-    return Solver(model, "t", feed, splits, Recipe(**recipe), ProcessGroup())
+    splits = Splits("given", ("any",), train=train, folds=folds)
+    task, held_out = model.task("t"), batches(seen[48:], labels[48:])
+    images = Images(
+        Columns.for_task(task, backbone),
+        batches(seen[:48], labels[:48]),
+        None if folds else held_out,
+    )
+    solver = Solver(task, images, splits, Recipe(**recipe), ProcessGroup())
+    solver.unreadable = bad
+    return solver
 
 
 def in_folds(count: int) -> Folds:
@@ -145,14 +128,14 @@ def classifier(penalty: float) -> LogisticRegression:
 @pytest.mark.usefixtures("as_solved")
 @pytest.mark.parametrize(
     ("what", "features"),
-    [(PLAIN, WIDTH), (Seen(1), 3 * WIDTH), (Seen(3), FEATURES), (ALL, FEATURES + GRID)],
+    [(None, WIDTH), (Readout(1), 3 * WIDTH), (Readout(3), FEATURES), (ALL, FEATURES + GRID)],
 )
 def test_a_classifier_is_the_one_of_scikit_learn(
-    backbone: ViT, seen: Tensor, what: Seen, features: int
+    backbone: ViT, seen: Tensor, what: Reads, features: int
 ) -> None:
     labels = (seen[:, :3] + 0.3 * torch.randn(72, 3)).argmax(1)
     found = solver_of(backbone, "classification", seen, labels, 3).best([what])
-    assert found.seen == what
+    assert found.reads == what
     assert found.weight.shape == (1, 3, features)
     x = standardised(seen, found)
     peer = classifier(chosen(found).penalty).fit(x[:48], labels[:48].numpy())
@@ -163,9 +146,9 @@ def test_a_classifier_is_the_one_of_scikit_learn(
 
 
 @pytest.mark.usefixtures("as_solved")
-@pytest.mark.parametrize("what", [PLAIN, ALL], ids=["primal", "dual"])
+@pytest.mark.parametrize("what", [None, ALL], ids=["primal", "dual"])
 def test_the_classifier_of_a_fold_is_the_one_of_scikit_learn_without_its_images(
-    backbone: ViT, seen: Tensor, what: Seen
+    backbone: ViT, seen: Tensor, what: Reads
 ) -> None:
     """And the last is the one of all images; what is measured are answers for held-out images."""
     labels = (seen[:, :3] + 0.3 * torch.randn(72, 3)).argmax(1)
@@ -187,9 +170,9 @@ def test_the_classifier_of_a_fold_is_the_one_of_scikit_learn_without_its_images(
 
 
 @pytest.mark.usefixtures("as_solved")
-@pytest.mark.parametrize("what", [PLAIN, Seen(3), ALL])
+@pytest.mark.parametrize("what", [None, Readout(3), ALL])
 def test_numbers_are_those_of_ridge_regression(
-    backbone: ViT, seen: Tensor, what: Seen, monkeypatch: pytest.MonkeyPatch
+    backbone: ViT, seen: Tensor, what: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels = seen[:, [2, 40]] * torch.tensor([100.0, 0.1]) + torch.tensor([7.0, -1.0])
     labels = labels + 0.3 * labels.std(0) * torch.randn(72, 2)
@@ -207,7 +190,7 @@ def test_numbers_are_those_of_ridge_regression(
 @pytest.mark.usefixtures("as_solved")
 def test_several_labels_are_as_many_classifiers(backbone: ViT, seen: Tensor) -> None:
     labels = (seen[:, [1, 20]] + 0.2 * torch.randn(72, 2) > seen[:, [1, 20]].mean(0)).long()
-    found = solver_of(backbone, "multilabel", seen, labels, 2).best([Seen(1)])
+    found = solver_of(backbone, "multilabel", seen, labels, 2).best([Readout(1)])
     x, penalty = standardised(seen, found), chosen(found).penalty
     answers = outputs(seen, found).sigmoid().numpy()
     for c in range(2):
@@ -223,9 +206,9 @@ def test_a_factorised_head_of_full_rank_is_the_head_on_everything(
     """But for half precision; what was measured are the answers of the factorised one."""
     labels = (seen[:, :12] + 0.3 * torch.randn(72, 12)).argmax(1)
     folds = in_folds(count) if count else None
-    found = solver_of(backbone, "classification", seen, labels, 12, folds=folds).best([Seen(3)])
+    found = solver_of(backbone, "classification", seen, labels, 12, folds=folds).best([Readout(3)])
     projection = found.tensors["projection"]
-    assert found.seen == Seen(3, projected=12)
+    assert found.reads == Readout(3, projected=12)
     assert projection.shape == (count + 1, 12, FEATURES - WIDTH)
     assert torch.equal(projection, projection.half().float())
     assert found.weight.shape == (count + 1, 12, WIDTH + 12)
@@ -234,7 +217,7 @@ def test_a_factorised_head_of_full_rank_is_the_head_on_everything(
         kept = [found.answers.outputs[folds.train == fold] for fold in range(count)]
         assert torch.allclose(torch.cat(kept), torch.cat(own), atol=1e-3)
     monkeypatch.setattr(solve, "MOST_CLASSES", 0)
-    whole = solver_of(backbone, "classification", seen, labels, 12, folds=folds).best([Seen(3)])
+    whole = solver_of(backbone, "classification", seen, labels, 12, folds=folds).best([Readout(3)])
     assert torch.allclose(outputs(seen, found), outputs(seen, whole), atol=0.02)
 
 
@@ -246,8 +229,8 @@ def test_a_lower_rank_is_taken_unless_it_loses(
     monkeypatch.setattr(solve, "RANKS", (4, 8))
     for loss, rank in ((1.0, 4), (-1.0, 12)):  # anything is good enough, nothing is
         monkeypatch.setattr(solve, "_LOSS", loss)
-        found = solver_of(backbone, "classification", seen, labels, 12).best([Seen(3)])
-        assert found.seen.projected == rank
+        found = solver_of(backbone, "classification", seen, labels, 12).best([Readout(3)])
+        assert found.reads.projected == rank
         assert found.weight.shape == (1, 12, WIDTH + rank)
         assert torch.allclose(found.answers.outputs, outputs(seen, found)[48:], atol=1e-3)
 
@@ -256,9 +239,9 @@ def test_statistics_that_do_not_fit_the_memory_are_read_again(
     backbone: ViT, seen: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels = seen[:, :3].argmax(1)
-    kept = solver_of(backbone, "classification", seen, labels, 3).best([PLAIN, Seen(3)])
+    kept = solver_of(backbone, "classification", seen, labels, 3).best([None, Readout(3)])
     monkeypatch.setattr(solve, "_IN_MEMORY", 1)
-    read = solver_of(backbone, "classification", seen, labels, 3).best([PLAIN, Seen(3)])
+    read = solver_of(backbone, "classification", seen, labels, 3).best([None, Readout(3)])
     assert chosen(read)[:3] == chosen(kept)[:3]
     assert torch.equal(read.weight, kept.weight)
     assert torch.equal(read.bias, kept.bias)
@@ -270,7 +253,7 @@ def test_what_is_chosen_on_a_share_is_solved_with_all(
 ) -> None:
     labels = (seen[:, :3] + 0.3 * torch.randn(72, 3)).argmax(1)
     monkeypatch.setattr(solve, "_SEARCH", 10)
-    found = solver_of(backbone, "classification", seen, labels, 3).best([Seen(3)])
+    found = solver_of(backbone, "classification", seen, labels, 3).best([Readout(3)])
     x = standardised(seen, found)
     peer = classifier(chosen(found).penalty).fit(x[:48], labels[:48].numpy())
     assert np.abs(outputs(seen, found).softmax(1).numpy() - peer.predict_proba(x)).max() < 0.01
@@ -280,7 +263,7 @@ def test_a_statistic_that_never_changes_counts_for_nothing(backbone: ViT, seen: 
     """Its deviation is zero; on other images it may be anything."""
     labels, constant = seen[:, :3].argmax(1), [5, WIDTH + 1, FEATURES - 1]
     seen[:, constant] = torch.tensor([0.0, 3.0, -2.0])
-    found = solver_of(backbone, "classification", seen, labels, 3).best([Seen(3)])
+    found = solver_of(backbone, "classification", seen, labels, 3).best([Readout(3)])
     assert bool(dense(found).isfinite().all())
     assert bool(found.bias.isfinite().all())
     assert not dense(found)[..., constant].any()
@@ -289,7 +272,7 @@ def test_a_statistic_that_never_changes_counts_for_nothing(backbone: ViT, seen: 
 def test_unreadable_validation_images_count_as_wrong(backbone: ViT, seen: Tensor) -> None:
     labels = seen[:, :3].argmax(1)
     scores = [
-        solver_of(backbone, "classification", seen, labels, 3, bad=bad).best([PLAIN]).metrics
+        solver_of(backbone, "classification", seen, labels, 3, bad=bad).best([None]).metrics
         for bad in (0, 24)
     ]
     assert scores[1]["images"] == 48
@@ -301,7 +284,7 @@ def test_a_solved_head_has_class_weights_in_place_of_a_sampler(backbone: ViT, se
     found = {}
     for balance in ("none", "weights", "sampler"):
         solver = solver_of(backbone, "classification", seen, labels, 2, balance=balance)
-        found[balance] = solver.best([PLAIN])
+        found[balance] = solver.best([None])
     assert torch.equal(found["weights"].weight, found["sampler"].weight)
     assert not torch.equal(found["weights"].weight, found["none"].weight)
 
@@ -358,16 +341,20 @@ def test_a_finished_readout_is_resumed_as_a_success(
     assert again.engram("t").content == engram.inspect(out).content
 
 
-@pytest.mark.parametrize("seen", [Seen(1), ALL])
-def test_a_finished_readout_is_resumed_whatever_it_sees(
-    seen: Seen, model: MemoryViT, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reads", [Readout(1), ALL])
+def test_a_finished_readout_is_resumed_whatever_it_reads(
+    reads: Readout,
+    model: MemoryViT,
+    splits: Splits,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Columns, "choices", (seen,))
+    monkeypatch.setattr(Columns, "choices", (reads,))
     out, backbone = tmp_path / "t.safetensors", model.backbone
     engram.fit(readout(backbone, splits)[0], "t", splits, QUICK, out=out)
     method = engram.inspect(out).spec.method
     assert isinstance(method, Readout)
-    assert (method.layers, method.grid) == seen[:2]
+    assert (method.layers, method.grid) == (reads.layers, reads.grid)
     again, _ = readout(backbone, splits)
     engram.fit(again, "t", splits, QUICK, out=out, resume=True)
     assert again.engram("t").content == engram.inspect(out).content

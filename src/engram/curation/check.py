@@ -44,11 +44,10 @@ from engram.tasks.task_settings import TaskSettings
 from engram.train.auto import trained_regimes
 from engram.train.cache import Cache, contents_of
 from engram.train.caches import room
+from engram.train.columns import Columns
 from engram.train.feed_plan import FeedPlan
-from engram.train.feeds import BatchShard, KnownFeatures
 from engram.train.recipe import Recipe
-from engram.train.seen import PLAIN
-from engram.train.solve import Solver
+from engram.train.solve import Images, Rows, Solver
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, counter, silent
 from engram.util.text import storage
@@ -325,8 +324,9 @@ def held_out_logits(
     alone = MemoryViT(model.backbone)
     task = alone.add(splits.task_spec("check", Head()))
     labels = torch.from_numpy(train.labels)[numbers]
-    feed = KnownFeatures(BatchShard(found.pooled[rows], labels, numbers))
-    solution = Solver(alone, "check", feed, folded, recipe, ProcessGroup()).best((PLAIN,))
+    known = Rows(found.pooled[rows].half(), labels, numbers)
+    images = Images(Columns(found.pooled.shape[1]), [known])
+    solution = Solver(task, images, folded, recipe, ProcessGroup()).best((None,))
     held_out, weight, bias = solution.answers, solution.weight[-1].cpu(), solution.bias[-1].cpu()
     others = torch.tensor(found.rows("val") + found.rows("test"), dtype=torch.long)
     outputs = torch.cat([held_out.outputs, found.pooled[others] @ weight.mT + bias])

@@ -8,6 +8,6 @@ a task. The rest, by what it is about:
     batches    feed_plan.py, feeds.py: through the backbone, or from the cache (cache.py, caches.py)
     the loop   training.py takes the steps of trainers (task_trainer.py), validates, checkpoints
     estimates  validation.py, image_statistics.py
-    no steps   solve.py (seen.py, dual_solver.py), bank.py of good images
+    no steps   solve.py (columns.py, dual_solver.py), bank.py of good images
     searches   sweep.py (variants.py); auto.py (screening.py, own_pass.py)
 """

@@ -25,14 +25,14 @@ from engram.store.format import read_engram
 from engram.store.remote import single_engram_path
 from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.task import Task
-from engram.train.feeds import BatchShard, KnownFeatures
+from engram.train.columns import Columns
+from engram.train.feeds import BatchShard
 from engram.train.fit import metrics_on_test, training_record
 from engram.train.image_statistics import features_of, keep_statistics
 from engram.train.recipe import Recipe
 from engram.train.result import Result
 from engram.train.run import Run
-from engram.train.seen import PLAIN, Columns
-from engram.train.solve import Solver
+from engram.train.solve import Images, Rows, Solver
 from engram.train.task_trainer import TaskTrainer
 from engram.train.training import Training
 from engram.train.validation import HeldOut, with_held_out
@@ -206,21 +206,18 @@ def _solve(training: Training, trainer: TaskTrainer, old: ClassStatistics) -> He
     known = int((old.counts > 0).sum())
     train = _with_drawn(new, old, _TRAIN, min(_EACH, max(20, _ALL // max(1, known))))
     each = max(1, round(len(val[1]) / len(set(val[1].tolist()))))
-    known_features = KnownFeatures(
-        _share(task, train, processes), _share(task, _with_drawn(val, old, _VAL, each), processes)
-    )
+    held_out = _with_drawn(val, old, _VAL, each)
+    own, val_own = (_share(task, images, processes) for images in (train, held_out))
     training.progress("solving", 0, 0)
-    columns = Columns(task.head.in_features)
-    solver = Solver(
-        training.model, trainer.name, known_features, training.splits, recipe, processes, columns
-    )
+    images = Images(Columns(task.head.in_features), [own], [val_own])
+    solver = Solver(task, images, training.splits, recipe, processes)
     rows = torch.bincount(train[1], minlength=len(task.spec.classes)).float()
-    images = rows / views  # that a class counts for: drawn ones, as many as the class had
-    images[: len(old.counts)] = old.counts.cpu()
+    counts = rows / views  # that a class counts for: drawn ones, as many as the class had
+    counts[: len(old.counts)] = old.counts.cpu()
     if recipe.balance != "none":
-        images = torch.ones_like(rows)
-    solver.weights = (images / rows.clamp(min=1)).to(processes.device)
-    solution = solver.best((PLAIN,))
+        counts = torch.ones_like(rows)
+    solver.weights = (counts / rows.clamp(min=1)).to(processes.device)
+    solution = solver.best((None,))
     solution.put_into(task)
     return solution.answers
 
@@ -242,14 +239,14 @@ def _with_drawn(
     return torch.cat([new[0], drawn]), torch.cat([new[1], labels])
 
 
-def _share(task: Task, images: tuple[Tensor, Tensor], processes: ProcessGroup) -> BatchShard:
+def _share(task: Task, images: tuple[Tensor, Tensor], processes: ProcessGroup) -> Rows:
     """This process's share of images: what the last layer of the head is given."""
     own = slice(processes.rank, None, processes.world)
     features, labels, samples = (x[own] for x in (*images, torch.arange(len(images[1]))))
     with torch.no_grad():
         parts = (part.to(task.head.weight) for part in torch.split(features, _ROWS))
         seen = [task.head.hide(part).half().cpu() for part in parts]
-    return BatchShard(torch.cat(seen), labels, samples)
+    return Rows(torch.cat(seen), labels, samples)
 
 
 def _measure(

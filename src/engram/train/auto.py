@@ -39,6 +39,7 @@ from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
 from engram.tasks.task_settings import TaskSettings
 from engram.train.callbacks import Callback
+from engram.train.columns import Reads, whole_readout
 from engram.train.fit import metrics_on_test, training_record
 from engram.train.identity import identity_of
 from engram.train.own_pass import best_own_pass, check_own_pass, suggestion
@@ -46,7 +47,6 @@ from engram.train.recipe import Recipe
 from engram.train.result import Result, Tried
 from engram.train.run import Run
 from engram.train.screening import Screening, Trial
-from engram.train.seen import PLAIN, Seen
 from engram.train.solve import Solution, Solver
 from engram.train.task_trainer import TaskTrainer, fold_trainers
 from engram.train.trackers import run_callbacks, settings_of
@@ -295,22 +295,22 @@ class Portfolio:
             trials.append(Trial(trainers, scout, waits=lr in rates.further))
         return trials
 
-    def _trainers(self, regime: str, seen: Seen = PLAIN, lr: float = 0.0) -> list[TaskTrainer]:
+    def _trainers(self, regime: str, reads: Reads = None, lr: float = 0.0) -> list[TaskTrainer]:
         """Untrained tasks of one candidate: one for every fold, and one for all images."""
         folds = self.splits.folds
-        names = [self._add(regime, seen) for _ in range(1 if folds is None else folds.count + 1)]
+        names = [self._add(regime, reads) for _ in range(1 if folds is None else folds.count + 1)]
         return fold_trainers(self.model, names, self._recipe(lr))
 
     def _recipe(self, lr: float) -> Recipe:
         return self.recipe.but(lr=lr or self.recipe.lr)
 
-    def _add(self, regime: str, seen: Seen = PLAIN) -> str:
+    def _add(self, regime: str, reads: Reads = None) -> str:
         """Add an untrained task, with a name that no parent has."""
         numbers = itertools.count(len(self.model.tasks))
         called = next(name for n in numbers if (name := f"tried-{n}") not in self.model.tasks)
         spec = self._spec(called, regime)
-        if "layers" in spec.method.setting_names():
-            spec = replace(spec, method=replace(spec.method, **seen._asdict()))
+        if reads is not None:
+            spec = replace(spec, method=replace(spec.method, **reads.settings()))
         self.model.add(spec, class_init=self.settings.class_init, seed=self.recipe.seed)
         return called
 
@@ -376,12 +376,11 @@ class Portfolio:
     def _solved(self, training: Training) -> list[tuple[Trial, Solution]]:
         """The best plain head and the best readout, as tasks of the model."""
         training.progress("solving", 0, 2, "")
-        name = self._add(Readout.name, Seen.everything(self.model.backbone))
-        solver = Solver(self.model, name, training.feed, self.splits, self.recipe, self.processes)
+        solver = Solver.of(training, self._add(Readout.name, whole_readout(self.model.backbone)))
         found: list[tuple[Trial, Solution]] = []
-        for regime, choices in ((Head.name, (PLAIN,)), (Readout.name, solver.columns.choices)):
+        for regime, choices in ((Head.name, (None,)), (Readout.name, solver.columns.choices)):
             solution = solver.best(choices)
-            trainers = self._trainers(regime, solution.seen)
+            trainers = self._trainers(regime, solution.reads)
             for fold, one in enumerate(trainers):
                 solution.put_into(one.task, fold)
             trainers[-1].held_out = solution.answers
@@ -409,8 +408,8 @@ class Portfolio:
         """The best average of a side task with a solved one."""
         made = []
         for solution in solved:
-            regime = SideReadout.name if solution.seen.layers else Side.name
-            trainers = self._trainers(regime, solution.seen)
+            regime = SideReadout.name if solution.reads else Side.name
+            trainers = self._trainers(regime, solution.reads)
             for fold, (one, own) in enumerate(zip(trainers, side.trainers, strict=True)):
                 self._average(one.task, own.task, solution, fold)
             training.measure(trainers)
@@ -421,16 +420,16 @@ class Portfolio:
 
     def _average(self, task: Task, side: Task, solution: Solution, fold: int) -> None:
         """Fill a task with a side and a solved head: its output is the mean of both."""
-        width, seen = self.model.backbone.config.width, solution.weight.shape[-1]
+        width, read = self.model.backbone.config.width, solution.weight.shape[-1]
         with torch.no_grad():
             for name, value in side.input().tensors.items():
                 task.get_parameter(name).copy_(value)
             for name, values in solution.tensors.items():
                 task.get_parameter(name).copy_(values[fold])
             task.head.weight.zero_()
-            task.head.weight[:, :seen] += solution.weight[fold] / 2
+            task.head.weight[:, :read] += solution.weight[fold] / 2
             task.head.weight[:, :width] += side.head.weight[:, :width] / 2
-            task.head.weight[:, seen:] += side.head.weight[:, width:] / 2
+            task.head.weight[:, read:] += side.head.weight[:, width:] / 2
             task.head.bias.copy_((solution.bias[fold] + side.head.bias) / 2)
         for name, value in task.head.fitted.items():
             value.copy_(side.head.fitted[name])

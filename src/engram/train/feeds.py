@@ -46,9 +46,12 @@ class BatchShard:
                 yield BatchShard(inputs, labels, samples)
 
 
-class FeatureFeed(Protocol):
-    """Batches that depend on the seed and the epoch alone, and their features: for solvers."""
+class Feed(Protocol):
+    """Batches that depend on the seed and the epoch alone, and what tasks make of them."""
 
+    cache: str  # on or off
+    contents: str  # a hash of all images' bytes, "" where they were not hashed
+    per_epoch: int  # steps
     plain: bool  # training images are seen as validation images are: nothing is random
 
     @property
@@ -67,39 +70,8 @@ class FeatureFeed(Protocol):
     def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         """Head inputs by task for the inputs of a share: (b, features) each."""
 
-
-class Feed(FeatureFeed, Protocol):
-    """A feed for training, which needs the outputs of tasks as well."""
-
-    cache: str  # on or off
-    contents: str  # a hash of all images' bytes, "" where they were not hashed
-    per_epoch: int  # steps
-
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         """Outputs by task for the inputs of a share."""
-
-
-class KnownFeatures:
-    """Features in memory, as a solver reads them; by default, the validation images are the same.
-
-    All of them are the first epoch.
-    """
-
-    plain = True
-
-    def __init__(self, train: BatchShard, val: BatchShard | None = None) -> None:
-        self.bad: dict[str, str] = {}
-        self._train, self._val = train, val or train
-
-    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
-        if not epoch:
-            yield self._train
-
-    def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
-        yield self._val
-
-    def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        return dict.fromkeys(tasks, inputs)
 
 
 class BackboneFeed:

@@ -16,6 +16,7 @@ from engram.data.python_data import PythonData
 from engram.errors import EngramError, flag
 from engram.inference.evaluate import Answers
 from engram.inference.evaluate import answers as answers_of
+from engram.methods import Readout
 from engram.methods.method import Needs
 from engram.model import MemoryViT
 from engram.store.format import read_engram
@@ -23,11 +24,11 @@ from engram.tasks.task import Task
 from engram.tasks.task_settings import TaskSettings
 from engram.train.bank import fill_banks
 from engram.train.callbacks import Callback
+from engram.train.columns import whole_readout
 from engram.train.identity import identity_of_fit
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.result import Ending, Result
 from engram.train.run import Run
-from engram.train.seen import Seen
 from engram.train.solve import Solver
 from engram.train.task_trainer import fold_trainers
 from engram.train.trackers import run_callbacks, settings_of
@@ -168,26 +169,23 @@ def _with_folds(model: MemoryViT, name: str, splits: Splits) -> Iterator[list[st
 def _solve(training: Training, names: Sequence[str]) -> list[HeldOut]:
     """Solve tasks of the model, of every fold and the last for all images.
 
-    They then see what the held-out images chose. Returns the answers of all that was tried.
+    They then read what the held-out images chose. Returns the answers of all that was tried.
     """
     model, last = training.model, names[-1]
     if Needs.STATISTICS in model.task(last).method.needs:
-        _see(model, last, Seen.everything(model.backbone))
-    solver = Solver(
-        model, last, training.feed, training.splits, training.recipe, training.processes
-    )
+        _read(model, last, whole_readout(model.backbone))
+    solver = Solver.of(training, last)
     solution = solver.best(solver.columns.choices)
     for fold, name in enumerate(names):
-        task = _see(model, name, solution.seen) if solution.seen.layers else model.task(name)
-        solution.put_into(task, fold)
+        solution.put_into(_read(model, name, solution.reads), fold)
     return [one.answers for one in solution.tried]
 
 
-def _see(model: MemoryViT, name: str, seen: Seen) -> Task:
-    """Let a readout of the model see these statistics."""
+def _read(model: MemoryViT, name: str, method: Readout | None) -> Task:
+    """Let a readout of the model read these statistics."""
     task = model.task(name)
-    method = replace(task.method, **seen._asdict())
-    return task if method == task.method else model.swap(replace(task.spec, method=method))
+    same = method is None or method == task.method
+    return task if same else model.swap(replace(task.spec, method=method))
 
 
 def metrics_on_test(

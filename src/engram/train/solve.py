@@ -3,7 +3,7 @@
 The layer statistics of all images are read once. They are standardised, all but the pooled
 token are scaled by one factor alpha, and the loss with an L2 penalty is minimised by L-BFGS, which
 takes seconds (`dual_solver.py` where images are few). Held-out images choose the penalty, alpha,
-how many layers are seen, and whether the grid is. What was found is folded into one weight and bias
+how many layers are read, and whether the grid is. What was found is folded into one weight and bias
 for the statistics as they are, and factorised (`methods/readout.py`): a projection of the
 statistics onto the principal components of what they add to the outputs, in half precision, and a
 small head on the result. Its rank is full where that is small, else the lowest that loses nothing
@@ -20,23 +20,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engram.data.datasets import Splits
-from engram.model import MemoryViT
 from engram.tasks.heads import Fitted
 from engram.tasks.task import Task
+from engram.train.columns import Columns, Reads
 from engram.train.dual_solver import DualSolver, Products
-from engram.train.feeds import BatchShard, FeatureFeed
+from engram.train.feeds import BatchShard
 from engram.train.recipe import Recipe
-from engram.train.seen import Columns, Seen
 from engram.train.validation import HeldOut, best_of, noise
 from engram.util.processes import ProcessGroup
 from engram.util.tensors import to_device
+
+if TYPE_CHECKING:
+    from engram.train.training import Training
 
 #: Values between these change nothing: 0.1 points at most in 123 runs with 2 to 50 images a class.
 PENALTIES = (0.1, 0.001)
@@ -58,7 +60,7 @@ MOST_CLASSES = 2_048  # from there on the components would take gigabytes
 class SolverSetting(NamedTuple):
     """One setting of a solved head, and its answers for the held-out images."""
 
-    seen: Seen
+    reads: Reads
     alpha: float
     penalty: float
     answers: HeldOut
@@ -69,7 +71,7 @@ class SolverSetting(NamedTuple):
 class Solution:
     """Solved heads, for statistics as they are, or projected."""
 
-    seen: Seen
+    reads: Reads
     weight: Tensor  # (f, c, d)
     bias: Tensor  # (f, c)
     tensors: Mapping[str, Tensor]  # other parameters of the tasks, by name: (f, …) each
@@ -79,7 +81,7 @@ class Solution:
     tried: Sequence[SolverSetting]  # all that it was chosen from
 
     def put_into(self, task: Task, fold: int = -1) -> None:
-        """Copy a head into a task that sees these features: the last, or that of a fold."""
+        """Copy a head into a task that reads these features: the last, or that of a fold."""
         with torch.no_grad():
             task.head.weight.copy_(self.weight[fold])
             task.head.bias.copy_(self.bias[fold])
@@ -89,55 +91,78 @@ class Solution:
             value.copy_(self.fitted[name])
 
 
-class _Batch(NamedTuple):
+class Rows(NamedTuple):
     """Features of some images: as they are, in half precision, or standardised, in full."""
 
-    rows: Tensor  # (b, d)
+    x: Tensor  # (b, d)
     labels: Tensor
     samples: Tensor
     weights: Tensor | None = None  # of the images in the losses of the heads: (f, b)
 
     @classmethod
-    def joined(cls, batches: Iterable[_Batch]) -> _Batch:
+    def joined(cls, batches: Iterable[Rows]) -> Rows:
         """One batch of several that have no weights yet."""
         parts = zip(*(one[:3] for one in batches), strict=True)
-        rows, labels, samples = (torch.cat(part) for part in parts)
-        return cls(rows, labels, samples)
+        return cls(*(torch.cat(part) for part in parts))
 
 
 class _Kept:
     """Batches that can be read again and again: from memory, or where they are too many, anew."""
 
-    def __init__(self, read: Callable[[], Iterator[_Batch]], keep: bool) -> None:
+    def __init__(self, read: Callable[[], Iterator[Rows]], keep: bool) -> None:
         self._read = read
         self._batches = list(read()) if keep else None
 
-    def __iter__(self) -> Iterator[_Batch]:
+    def __iter__(self) -> Iterator[Rows]:
         return self._read() if self._batches is None else iter(self._batches)
 
 
-class Solver:
-    """Solves heads for one task of a model from the features that a feed has of it.
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Features of the images that heads are solved from, and of those that choose."""
 
-    The task says the kind, and its head settles what that needs. Where it is a readout of all
-    layers and the grid, heads see any of these; else the pooled token is all there is. `columns`
-    say it where the features are others.
-    Where the recipe balances classes, by weights or a sampler, the loss has weights: a solver takes
-    no batches, and a sampler has the same mean.
+    columns: Columns
+    train: Iterable[Rows]  # which is read again and again
+    val: Iterable[Rows] | None = None  # None: training images, which the folds hold out
+
+    @classmethod
+    def read(cls, training: Training, name: str) -> Images:
+        """Read the head inputs of a task; training images are kept where they fit into memory."""
+        feed, splits, views = training.feed, training.splits, max(1, training.recipe.views)
+
+        def read(shares: Iterable[BatchShard]) -> Iterator[Rows]:
+            for share in shares:
+                if len(share.labels):
+                    with torch.no_grad():  # not around the yield, where others need gradients
+                        x = feed.features(share.inputs, [name])[name]
+                    yield Rows(x.cpu().half(), share.labels, share.samples)
+
+        def train() -> Iterator[Rows]:
+            for epoch in range(views):
+                yield from read(feed.epoch(epoch, 0, balanced=False))
+
+        columns = Columns.for_task(training.model.task(name), training.model.backbone)
+        size = 2 * columns.all * len(splits["train"]) * views
+        kept = _Kept(train, size <= _IN_MEMORY)
+        in_turn = splits.folds is not None and feed.plain  # training images as they are
+        return cls(columns, kept, None if in_turn else list(read(feed.validation())))
+
+
+class Solver:
+    """Solves heads for a task from features of images, as `Columns` has them.
+
+    The task says the kind, and its head settles what that needs. Where the recipe balances classes,
+    by weights or a sampler, the loss has weights: a solver takes no batches, and a sampler has the
+    same mean.
     """
 
+    unreadable = 0  # held-out images
+
     def __init__(
-        self,
-        model: MemoryViT,
-        name: str,
-        feed: FeatureFeed,
-        splits: Splits,
-        recipe: Recipe,
-        processes: ProcessGroup,
-        columns: Columns | None = None,
+        self, task: Task, images: Images, splits: Splits, recipe: Recipe, processes: ProcessGroup
     ) -> None:
-        task = model.task(name)
-        self.task, self.processes, self.smoothing = task, processes, recipe.label_smoothing
+        self.task, self.images, self.processes = task, images, processes
+        self.columns, self.smoothing = images.columns, recipe.label_smoothing
         self.folds, labels = splits.folds, splits["train"].labels
         #: Heads that held-out images can measure: those of the folds. With the one for all: f.
         self.measured_heads = 1 if self.folds is None else self.folds.count
@@ -148,40 +173,24 @@ class Solver:
         if recipe.balance != "none":
             weights = task.kind.class_weights(labels, len(task.spec.classes))
             self.weights = weights.to(processes.device)
-        passes = max(1, recipe.views)
-        self.columns = columns or Columns.for_task(task, model.backbone)
-        self._known: tuple[Iterable[_Batch], tuple[Products, _Batch]] | None = None
-
-        def read(shares: Iterable[BatchShard]) -> Iterator[_Batch]:
-            for share in shares:
-                if len(share.labels):
-                    with torch.no_grad():  # not around the yield, where others need gradients
-                        rows = feed.features(share.inputs, [name])[name]
-                    yield _Batch(rows.cpu().half(), share.labels, share.samples)
-
-        def train() -> Iterator[_Batch]:
-            for epoch in range(passes):
-                yield from read(feed.epoch(epoch, 0, balanced=False))
-
-        size = 2 * self.columns.all * len(labels) * passes
-        self.train = _Kept(train, size <= _IN_MEMORY)
+        self._known: tuple[Iterable[Rows], tuple[Products, Rows]] | None = None
         self._standardise()
         self.start = self._standardised_start()
-        self.penalties: Sequence[float] = PENALTIES
-        if task.method.keeps_start:
-            self.penalties = START_PENALTIES
-        #: In cross-validation the training images, as they are, are those to measure on.
-        self.own_val = self.folds is not None and feed.plain
-        self.val = [] if self.own_val else list(read(feed.validation()))
-        bad = {sample for found in processes.gather([feed.bad]) for sample in found}
-        held_out = splits.held_out.tolist() if bad else ()
-        self.unreadable = sum(splits["val"].sample_name(i) in bad for i in held_out)
+        self.penalties = START_PENALTIES if task.method.keeps_start else PENALTIES
+
+    @classmethod
+    def of(cls, training: Training, name: str) -> Solver:
+        """A solver for a task of a training, from its images."""
+        task, images = training.model.task(name), Images.read(training, name)
+        solver = cls(task, images, training.splits, training.recipe, training.processes)
+        solver.unreadable = len(training.unreadable_held_out())
+        return solver
 
     def _standardise(self) -> None:
         """Mean and deviation of every statistic over the training images of all processes."""
         sums = torch.zeros(1 + 2 * self.columns.all).double()  # images, sums, sums of squares
-        for batch in self.train:
-            x = batch.rows.double()
+        for batch in self.images.train:
+            x = batch.x.double()
             count = torch.tensor([float(len(x))]).double()
             sums += torch.cat([count, x.sum(0), x.square().sum(0)])
         sums = self.processes.sum(sums)
@@ -199,22 +208,22 @@ class Solver:
         weight, bias = (part.detach().to(self.mean) for part in self.task.head.parameters())
         return weight * torch.where(self.scale > 0, 1 / self.scale, 0.0), bias + weight @ self.mean
 
-    def best(self, choices: Sequence[Seen]) -> Solution:
+    def best(self, choices: Sequence[Reads]) -> Solution:
         """Solve with all penalties and alphas for heads that see this, and keep the best."""
         few = self._share()
-        tried = [one for seen in choices for one in self._alphas(seen, few)]
+        tried = [one for reads in choices for one in self._alphas(reads, few)]
         best = best_of(self.measured_by, [one.metrics for one in tried])
-        seen, alpha, penalty, answers, metrics = tried[best]
+        reads, alpha, penalty, answers, metrics = tried[best]
         penalties = self.penalties[: self.penalties.index(penalty) + 1]
-        *_, found = self._path(seen, alpha, self.train, penalties, self.heads)
-        if few is not self.train or self.heads > self.measured_heads:
+        *_, found = self._path(reads, alpha, self.images.train, penalties, self.heads)
+        if few is not self.images.train or self.heads > self.measured_heads:
             answers, metrics = self._measure(found)
         weight, bias = self._fold(found)
         tried[best] = tried[best]._replace(answers=answers, metrics=metrics)
-        if seen.layers and weight.shape[1] <= MOST_CLASSES:
+        if reads is not None and weight.shape[1] <= MOST_CLASSES:
             solution = self._factorised(tried, best, weight, bias)
         else:
-            solution = Solution(seen, weight, bias, {}, {}, metrics, answers, tried)
+            solution = Solution(reads, weight, bias, {}, {}, metrics, answers, tried)
         self.task.kind.fit_buffers(self.task.head, solution.answers.pairs)
         fitted = {name: value.clone() for name, value in self.task.head.fitted.items()}
         return replace(solution, fitted=fitted)
@@ -243,10 +252,11 @@ class Solver:
             answers, metrics = self._measure_folded(whole, bias + left_out)
             if float(metrics[self.measured_by]) >= score - _LOSS:
                 break
-        seen = tried[best].seen._replace(projected=rank)
-        tried[best] = tried[best]._replace(seen=seen, answers=answers, metrics=metrics)
+        assert tried[best].reads is not None
+        reads = replace(tried[best].reads, projected=rank)
+        tried[best] = tried[best]._replace(reads=reads, answers=answers, metrics=metrics)
         head = torch.cat([pooled, kept], -1), bias + left_out
-        return Solution(seen, *head, {"projection": projection}, {}, metrics, answers, tried)
+        return Solution(reads, *head, {"projection": projection}, {}, metrics, answers, tried)
 
     def _components(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (f, c) and principal components (f, c, c) of what statistics add to the outputs.
@@ -257,8 +267,8 @@ class Solver:
         heads, classes, size = weight.shape
         width = self.columns.width
         sums = torch.zeros(heads, classes + 1, classes + 1, dtype=torch.float64)
-        for batch in self.train:
-            x = batch.rows[:, width : width + size].to(weight)
+        for batch in self.images.train:
+            x = batch.x[:, width : width + size].to(weight)
             added = F.linear(x, weight.flatten(0, 1)).view(-1, heads, classes).movedim(1, 0)
             added = F.pad(added, (0, 1), value=1.0).double().cpu()  # with a column that counts
             counts = self._counted(batch.samples).cpu()
@@ -270,15 +280,15 @@ class Solver:
         components = torch.linalg.eigh(covariance).eigenvectors.flip(-1)
         return mean.to(weight), components.to(weight)
 
-    def _alphas(self, seen: Seen, batches: Iterable[_Batch]) -> list[SolverSetting]:
+    def _alphas(self, reads: Reads, batches: Iterable[Rows]) -> list[SolverSetting]:
         """All penalties and alphas, until a larger alpha is clearly worse."""
         tried: list[SolverSetting] = []
-        for alpha in ALPHAS if seen.layers else (1.0,):
+        for alpha in (1.0,) if reads is None else ALPHAS:
             scores = [float(one.metrics[self.measured_by]) for one in tried]
             now = []
-            for found in self._path(seen, alpha, batches, self.penalties, self.measured_heads):
+            for found in self._path(reads, alpha, batches, self.penalties, self.measured_heads):
                 answers, metrics = self._measure(found)
-                tried.append(SolverSetting(seen, alpha, found.penalty, answers, metrics))
+                tried.append(SolverSetting(reads, alpha, found.penalty, answers, metrics))
                 now.append(float(metrics[self.measured_by]))
             if scores:
                 best = tried[scores.index(max(scores))].metrics
@@ -286,12 +296,12 @@ class Solver:
                     break
         return tried
 
-    def _share(self) -> Iterable[_Batch]:
+    def _share(self) -> Iterable[Rows]:
         """At most `_SEARCH` training images, of all processes together."""
         if self.count <= _SEARCH:
-            return self.train
+            return self.images.train
         share, taken = [], 0
-        for batch in self.train:
+        for batch in self.images.train:
             share.append(batch)
             taken += len(batch.labels)
             if taken * self.processes.world >= _SEARCH:
@@ -300,59 +310,59 @@ class Solver:
 
     def _path(
         self,
-        seen: Seen,
+        reads: Reads,
         alpha: float,
-        batches: Iterable[_Batch],
+        batches: Iterable[Rows],
         penalties: Sequence[float],
         heads: int,
     ) -> Iterator[_Found]:
         """A solution of the first heads for each penalty, each starting from the one before."""
-        width, dual = self.columns.count(seen), None
+        width, dual = self.columns.count(reads), None
         here = self.processes.world == 1 and self.mean.device.type == "cpu"
         if here and 1 < self.count < width and not self.task.method.keeps_start:
             products, whole = self._products(batches)
-            dual = products.solver(self.columns.blocks(seen, alpha))
-            features: Iterable[_Batch] = [self._weighted(whole._replace(rows=dual.coordinates))]
+            dual = products.solver(self.columns.blocks(reads, alpha))
+            features: Iterable[Rows] = [self._weighted(whole._replace(x=dual.coordinates))]
             width = len(whole.samples)
         else:
-            features = self._standardised(seen, alpha, batches)
+            features = self._standardised(reads, alpha, batches)
         start, bias = self.start
         weight = start.expand(heads, -1, width)
         bias = bias.expand(heads, -1)
         for penalty in penalties:
             weight, bias = self._solve(weight, bias, features, penalty)
-            yield _Found(seen, alpha, penalty, weight, bias, features, dual)
+            yield _Found(reads, alpha, penalty, weight, bias, features, dual)
 
-    def _standardised(self, what: Seen, alpha: float, batches: Iterable[_Batch]) -> _Kept:
+    def _standardised(self, reads: Reads, alpha: float, batches: Iterable[Rows]) -> _Kept:
         """Features as a head is solved for: standardised, scaled by alpha."""
-        size, scale = self.columns.count(what), self._column_scale(what, alpha)
+        size, scale = self.columns.count(reads), self._column_scale(reads, alpha)
         mean, device = self.mean[:size], self.mean.device
 
-        def standardised() -> Iterator[_Batch]:
+        def standardised() -> Iterator[Rows]:
             for rows, labels, samples, _ in batches:
                 x = (rows[:, :size].to(mean) - mean) * scale
-                yield _Batch(x, to_device(labels, device), samples)
+                yield Rows(x, to_device(labels, device), samples)
 
-        def read() -> Iterator[_Batch]:
+        def read() -> Iterator[Rows]:
             return map(self._weighted, _larger(standardised()))
 
         return _Kept(read, keep=4 * size * self.count <= _IN_MEMORY / 4)
 
-    def _products(self, batches: Iterable[_Batch]) -> tuple[Products, _Batch]:
+    def _products(self, batches: Iterable[Rows]) -> tuple[Products, Rows]:
         """Products of the images, and all of them in a batch; kept for the next setting."""
         if self._known is None or self._known[0] is not batches:
-            whole = _Batch.joined(batches)
-            x = (whole.rows.to(self.mean) - self.mean) * self.scale
+            whole = Rows.joined(batches)
+            x = (whole.x.to(self.mean) - self.mean) * self.scale
             self._known = batches, (Products(x), whole)
         return self._known[1]
 
-    def _column_scale(self, what: Seen, alpha: float) -> Tensor:
+    def _column_scale(self, reads: Reads, alpha: float) -> Tensor:
         """Factor of every feature: one over its deviation, times alpha but for the pooled token."""
-        blocks = self.columns.blocks(what, alpha)
+        blocks = self.columns.blocks(reads, alpha)
         return torch.cat([self.scale[a:b] * by for a, b, by in blocks])
 
     def _solve(
-        self, weight: Tensor, bias: Tensor, features: Iterable[_Batch], penalty: float
+        self, weight: Tensor, bias: Tensor, features: Iterable[Rows], penalty: float
     ) -> tuple[Tensor, Tensor]:
         """Minimise the mean loss and the penalty of every head, from a start."""
         weight, bias = (part.clone().requires_grad_() for part in (weight, bias))
@@ -365,8 +375,8 @@ class Solver:
             for part in (weight, bias):
                 part.grad = torch.zeros_like(part)
             lost, count = bias.new_zeros(()), 0
-            for seen, labels, _, weights in features:
-                outputs = head.finish(_linear(seen, weight, bias))  # (f, b, c)
+            for x, labels, _, weights in features:
+                outputs = head.finish(_linear(x, weight, bias))  # (f, b, c)
                 same = labels.repeat(len(bias), *[1] * (labels.ndim - 1))
                 losses = kind.losses(
                     outputs.flatten(0, 1), same, head, smoothing, self.weights
@@ -387,7 +397,7 @@ class Solver:
         optimizer.step(closure)  # type: ignore[no-untyped-call]
         return weight.detach(), bias.detach()
 
-    def _weighted(self, batch: _Batch) -> _Batch:
+    def _weighted(self, batch: Rows) -> Rows:
         return batch._replace(weights=self._counted(batch.samples))
 
     def _counted(self, samples: Tensor) -> Tensor:
@@ -420,23 +430,24 @@ class Solver:
     def _fold(self, found: _Found) -> tuple[Tensor, Tensor]:
         """Fold the standardisation into weight and bias."""
         weight = found.weight if found.dual is None else found.dual.weight(found.weight)
-        weight = weight * self._column_scale(found.seen, found.alpha)
+        weight = weight * self._column_scale(found.reads, found.alpha)
         return weight, found.bias - weight @ self.mean[: weight.shape[-1]]
 
     def _measure(self, found: _Found) -> tuple[HeldOut, dict[str, Any]]:
         """Answers of the heads for the images that they did not learn from, and their metrics."""
-        if self.own_val:
+        if self.images.val is None:
             return self._answers(found.weight, found.bias, found.features)
         return self._measure_folded(*self._fold(found))
 
     def _measure_folded(self, weight: Tensor, bias: Tensor) -> tuple[HeldOut, dict[str, Any]]:
         """`_measure` of heads for the statistics as they are."""
-        size, seen = weight.shape[-1], self.train if self.own_val else self.val
-        batches = (one._replace(rows=one.rows[:, :size].to(weight)) for one in seen)
+        size, held_out = weight.shape[-1], self.images.val
+        held_out = self.images.train if held_out is None else held_out
+        batches = (one._replace(x=one.x[:, :size].to(weight)) for one in held_out)
         return self._answers(weight, bias, batches)
 
     def _answers(
-        self, weight: Tensor, bias: Tensor, batches: Iterable[_Batch]
+        self, weight: Tensor, bias: Tensor, batches: Iterable[Rows]
     ) -> tuple[HeldOut, dict[str, Any]]:
         kind, own, folds = self.task.kind, self.task.head, self.folds
         kept = []
@@ -462,22 +473,22 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 class _Found(NamedTuple):
     """Heads as they were solved: for standardised features, or in coordinates of the images."""
 
-    seen: Seen
+    reads: Reads
     alpha: float
     penalty: float
     weight: Tensor  # (f, c, d)
     bias: Tensor
-    features: Iterable[_Batch]
+    features: Iterable[Rows]
     dual: DualSolver | None
 
 
-def _larger(batches: Iterable[_Batch]) -> Iterator[_Batch]:
+def _larger(batches: Iterable[Rows]) -> Iterator[Rows]:
     """Fewer, larger batches, which take less time."""
-    waiting: list[_Batch] = []
+    waiting: list[Rows] = []
     for batch in batches:
         waiting.append(batch)
         if sum(len(one.labels) for one in waiting) >= _ROWS:
-            yield _Batch.joined(waiting)
+            yield Rows.joined(waiting)
             waiting = []
     if waiting:
-        yield _Batch.joined(waiting)
+        yield Rows.joined(waiting)

@@ -110,12 +110,18 @@ class Training:
     def held_out(self, trainer: TaskTrainer, task: str) -> Answers:
         """The answers of a trainer for the validation images, as those of `task`."""
         outputs, labels, samples, _ = trainer.held_out
-        chosen = self.splits.held_out
+        chosen, bad = self.splits.held_out, self.unreadable_held_out()
         val = self.splits["val"].subset(chosen)
-        bad = [name for i in range(len(val)) if (name := val.sample_name(i)) in self.unreadable]
         places = torch.from_numpy(np.searchsorted(chosen, samples.numpy()))
         fitted = trainer.task.head.fitted
         return Answers(task, val, outputs, labels, places, bad, fitted, trainer.familiarity)
+
+    def unreadable_held_out(self) -> list[str]:
+        """Names of the held-out images that could not be read so far."""
+        self._refuse_bad()
+        val = self.splits["val"]
+        names = map(val.sample_name, self.splits.held_out) if self.unreadable else ()
+        return [name for name in names if name in self.unreadable]
 
     def prepare(self, transform: Transform | None = None) -> None:
         """Prepare the first step; the backbone may run over all images, for the cache.

@@ -1,10 +1,10 @@
-"""Columns of all layer statistics that a solved head sees of an image, and their scales."""
+"""Columns of all layer statistics that a solved head may read of an image, and their scales."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
+from engram.methods import Readout
 from engram.methods.method import Needs
 from engram.methods.readout import grid_count, statistics_per_layer
 from engram.tasks.task import Task
@@ -13,24 +13,13 @@ from engram.vit import ViT
 
 _GRID_SCALE = 0.5  # times alpha: a layer has sixteen grid cells and three statistics
 
-
-class Seen(NamedTuple):
-    """Statistics that a head sees: of the last layers (none: the pooled token), and the grid.
-
-    All but the pooled token may be projected, to so many numbers.
-    """
-
-    layers: int
-    grid: bool = False
-    projected: int = 0
-
-    @classmethod
-    def everything(cls, backbone: ViT) -> Seen:
-        """All layers, the final tokens and the grid."""
-        return cls(backbone.config.depth + 1, grid=True)
+#: What a head reads: the statistics of a readout; None: the pooled token, as a plain linear head.
+Reads = Readout | None
 
 
-PLAIN = Seen(0)  # a plain linear head
+def whole_readout(backbone: ViT) -> Readout:
+    """The readout of all layers, the final tokens and the grid."""
+    return Readout(backbone.config.depth + 1, grid=True)
 
 
 @dataclass(frozen=True)
@@ -59,24 +48,24 @@ class Columns:
         return max(self.width, self.layers_end + self.grid)
 
     @property
-    def choices(self) -> tuple[Seen, ...]:
+    def choices(self) -> tuple[Reads, ...]:
         """Inputs to try: a third of the layers, and all of them with the grid."""
         if not self.layers:
-            return (PLAIN,)
-        return Seen(-(-self.layers // 3)), Seen(self.layers, grid=True)
+            return (None,)
+        return Readout(-(-self.layers // 3)), Readout(self.layers, grid=True)
 
-    def count(self, seen: Seen) -> int:
-        """The columns that a head sees, which are the first."""
-        if not seen.layers:
+    def count(self, reads: Reads) -> int:
+        """The columns that a head reads, which are the first."""
+        if reads is None:
             return self.width
-        end = self.layers_end - (self.layers - seen.layers) * self.per_layer
-        return end + seen.grid * self.grid
+        end = self.layers_end - (self.layers - reads.layers) * self.per_layer
+        return end + reads.grid * self.grid
 
-    def blocks(self, seen: Seen, alpha: float) -> list[Block]:
+    def blocks(self, reads: Reads, alpha: float) -> list[Block]:
         """Blocks of the standardised features, with their scales: the pooled token has 1."""
         found = [(0, self.width, 1.0)]
-        if seen.layers:
-            found.append((self.width, self.count(seen._replace(grid=False)), alpha))
-        if seen.grid:
-            found.append((self.layers_end, self.all, alpha * _GRID_SCALE))
+        if reads is not None:
+            found.append((self.width, self.count(replace(reads, grid=False)), alpha))
+            if reads.grid:
+                found.append((self.layers_end, self.all, alpha * _GRID_SCALE))
         return found
