@@ -104,17 +104,18 @@ class Bench:
         model = engram.MemoryViT(self.backbone)
         recipe = shorter_recipe(replace(RECIPE, seed=0 if each else draw), len(train))
         splits = with_held_out(replace(whole, train=train), recipe)
-        runner = SweepRunner(model, name, splits, recipe, TaskSettings(), self.processes)
+        run = Run(None, self.processes)
+        runner = SweepRunner(model, name, splits, recipe, TaskSettings(), run)
         began = time.process_time()
         portfolio = Portfolio(runner)
-        _, chosen, tried, training = portfolio.best(Run(None, self.processes))
+        _, final, tried, training = portfolio.best()
         seconds = time.process_time() - began
         finished = [(one.final.task.spec.regime, one.final.name) for one in portfolio.finished]
-        names = [called for _, called in finished] + [chosen.trainers[0].name]
+        fold = next(one.trainers[0].name for one in portfolio.finished if one.final is final)
+        names = [called for _, called in finished] + [fold]
         feed = self._feed(portfolio.model, names, whole["test"])
         logits, labels = self._answers(feed, names)
         metrics = {called: classification_metrics((logits[called], labels)) for called in names}
-        final = chosen.final
         val, test = final.metrics, metrics[final.name]
         raw = logits[final.name] * val.get("temperature", 1.0)
         own, others = self._familiarity(portfolio.model, final.name, name)
@@ -129,7 +130,7 @@ class Bench:
             "interval": val["interval"],
             "held_out": val["held_out"],
             "test": test["accuracy"],
-            "fold": metrics[chosen.trainers[0].name]["accuracy"],
+            "fold": metrics[fold]["accuracy"],
             "candidates": [[regime, metrics[called]["accuracy"]] for regime, called in finished],
             "tried": [[one.regime, one.lr, one.value, one.epochs] for one in tried],
             "at_end": _at_end(tried),

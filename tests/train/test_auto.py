@@ -121,7 +121,9 @@ def test_a_small_difference_goes_to_the_lowest_loss(
 
 def portfolio(model: MemoryViT, splits: Splits, **recipe: Any) -> Portfolio:
     held_out, own = splits.with_validation(), QUICK.but(patience=4, evaluations=20, **recipe)
-    return Portfolio(SweepRunner(model, "t", held_out, own, TaskSettings(), ProcessGroup()))
+    return Portfolio(
+        SweepRunner(model, "t", held_out, own, TaskSettings(), Run(None, ProcessGroup()))
+    )
 
 
 def test_the_average_of_two_tasks_is_one_task(
@@ -130,7 +132,7 @@ def test_the_average_of_two_tasks_is_one_task(
     """Its output is the mean of theirs."""
     monkeypatch.setattr(module, "RATES", {"side": Rates((0.003,))})
     candidates = portfolio(model, splits, calibrate="off")
-    candidates.best(Run(None, ProcessGroup()))
+    candidates.best()
     answers = candidates.model.eval()(torch.rand(5, 3, 16, 16))
     names = list(candidates.model.tasks)
     side, head, readout = (answers[names[i]] for i in (0, 3, 4))  # 1, 2: scout, all that is seen

@@ -17,7 +17,7 @@ from engram import EngramError, MemoryViT, Recipe, load_backbone
 from engram.data.datasets import load
 from engram.errors import Notice
 from engram.train.result import Result
-from engram.train.run import Run, has_run_of_another, has_state, run_folder
+from engram.train.run import Run, has_state, run_folder
 from engram.train.sweep import sweep
 from engram.util.processes import ProcessGroup
 
@@ -73,7 +73,6 @@ def test_what_was_saved_is_where_the_same_run_begins(tmp_path: Path) -> None:
         assert not has_state(out)
         run.save({"x": torch.arange(3.0)}, {"identity": "one", "feed": feed, "step": 5})
         assert has_state(out)
-        assert (has_run_of_another(out, "one"), has_run_of_another(out, "two")) == (False, True)
         state = run.begin("one", feed)
         assert state is not None
         assert state["step"] == 5

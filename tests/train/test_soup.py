@@ -14,6 +14,7 @@ import engram
 from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits
 from engram.tasks.kinds import KINDS
+from engram.tasks.task_settings import TaskSettings
 from engram.train.sweep import Soup, best_soup, spread, sweep
 from engram.train.variants import Trained, Variant
 
@@ -31,8 +32,8 @@ def trained(model: MemoryViT, variant: Variant, value: float, accuracy: float) -
 def choose(model: MemoryViT, metrics: dict[str, float]) -> tuple[Soup, Trained]:
     """The soup of three variants and one of another seed, where averages have these metrics."""
     model.add_task("t", 2, 2)
-    begun = ((1, 0), (2, 0), (3, 0), (1, 1))
-    variants = [Variant(Recipe(lr=lr, weight_decay=0.0, seed=seed), 2) for lr, seed in begun]
+    task, begun = TaskSettings(method_settings={"cells": 2}), ((1, 0), (2, 0), (3, 0), (1, 1))
+    variants = [Variant(task, Recipe(lr=lr, weight_decay=0.0, seed=seed)) for lr, seed in begun]
     scores = (0.8, 0.6, 0.7, 0.8)
     pairs = zip(variants, scores, strict=True)
     all_of_them = [trained(model, variant, i, score) for i, (variant, score) in enumerate(pairs)]

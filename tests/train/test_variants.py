@@ -23,14 +23,16 @@ QUICK = Recipe(steps=12, batch=16, evaluations=3, workers=0)
 
 def test_a_grid_has_every_combination_with_every_seed_once() -> None:
     recipe = Recipe(weight_decay=0.3, seed=7)
-    variants = grid_of(recipe, "masked", lrs=(0.1, 0.01, 0.1), cells=(1, 5, 1), seeds=2)
-    points = [(v.setting.lr, v.cells, v.recipe.seed) for v in variants]
+    variants = grid_of(
+        recipe, TaskSettings("masked"), lrs=(0.1, 0.01, 0.1), cells=(1, 5, 1), seeds=2
+    )
+    points = [(v.setting.lr, v.setting.cells, v.recipe.seed) for v in variants]
     assert points == [(lr, m, s) for lr in (0.1, 0.01) for m in (1, 5) for s in (7, 8)]
     assert {variant.setting.weight_decay for variant in variants} == {0.3}
 
 
 def test_an_empty_grid_is_the_recipe_and_heads_have_no_cells() -> None:
-    [variant] = grid_of(Recipe(), "mlp-head", cells=(5, 10))
+    [variant] = grid_of(Recipe(), TaskSettings("mlp-head"), cells=(5, 10))
     assert variant.setting.lr == learning_rate(Recipe(), MlpHead)
     assert variant.setting.cells == 0
 
@@ -52,19 +54,23 @@ def test_a_variant_ends_as_if_it_had_been_alone(
     if task.get("extends"):
         model.add_task("parent", 4, 2, seed=5)
     recipe = recipe.but(calibrate="off", statistics="off", refit=False)
+    settings = TaskSettings.create(task)
     counts = (0, 3) if task.get("regime") != "mlp-head" else (0,)
     variants = [
-        Variant(recipe.but(lr=lr, weight_decay=decay, seed=seed), cells)
+        Variant(
+            settings.but(cells=cells) if cells or len(counts) > 1 else settings,
+            recipe.but(lr=lr, weight_decay=decay, seed=seed),
+        )
         for lr in (0.02, 0.3)
         for cells in counts
         for decay in (0.0, 0.1)
         for seed in (0, 1)
     ]
     whole = splits.with_validation()
-    workshop = SweepRunner(model, "t", whole, recipe, TaskSettings.create(task), ProcessGroup())
-    scores = workshop.train(variants, Run(None, ProcessGroup())).trained
+    runner = SweepRunner(model, "t", whole, recipe, settings, Run(None, ProcessGroup()))
+    scores, _ = runner.train(variants)
     for variant, score in list(zip(variants, scores, strict=True))[::3]:
-        single = alone(model, splits, variant.recipe, variant.cells, **task)
+        single = alone(model, splits, variant.recipe, variant.setting.cells, **task)
         assert score.engram.spec == single.task("t").spec
         for name, value in single.task("t").tensors().items():
             found = score.engram.tensors[name]

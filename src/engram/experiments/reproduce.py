@@ -30,6 +30,7 @@ from engram.methods.full_attention import ClassToken, FullMemoryAdapter, FullTun
 from engram.model import MemoryViT
 from engram.store.engram import BackboneInfo, Engram
 from engram.store.format import read_engram
+from engram.tasks.task_settings import TaskSettings
 from engram.train.recipe import RECIPES, Recipe
 from engram.train.run import run_folder
 from engram.train.sweep import sweep
@@ -142,8 +143,8 @@ class Reproduction:
         recipe, document, table = self.recipe, list[dict[str, Any]](), list[tuple[str, ...]]()
         length = f"{recipe.steps:,} steps" if recipe.steps else f"{recipe.epochs} epochs"
         for row in TABLES[self.table]:
-            rates, regime = self._rates(row), row.method.name
-            runs = len(grid_of(recipe, regime, lrs=rates, cells=[row.cells], seeds=self.seeds))
+            rates, task = self._rates(row), TaskSettings(row.method.name)
+            runs = len(grid_of(recipe, task, lrs=rates, cells=[row.cells], seeds=self.seeds))
             paper = self._paper(row.name)
             document.append(
                 {

@@ -8,7 +8,6 @@ features, cells and everything else but the head, stays as it is.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -27,7 +26,7 @@ from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.task import Task
 from engram.train.columns import Columns
 from engram.train.feeds import BatchShard
-from engram.train.fit import metrics_on_test, training_record
+from engram.train.fit import training_record, with_test
 from engram.train.image_statistics import features_of, keep_statistics
 from engram.train.recipe import Recipe
 from engram.train.result import Result
@@ -92,8 +91,7 @@ def add_classes(
         >>> model.task("flowers").spec.classes
         ('rose', 'tulip', 'daisy')
     """
-    began = time.perf_counter()
-    recipe, processes = recipe or Recipe(), processes or ProcessGroup()
+    recipe, source = recipe or Recipe(), model.backbone.source
     engram = old if isinstance(old, Engram) else read_engram(single_engram_path(old))
     name, known = task or engram.spec.name, len(engram.spec.classes)
     splits = data if isinstance(data, Splits) else load(data, one_class=True)
@@ -103,18 +101,15 @@ def add_classes(
         model.registry.check_removable(name)
     else:
         model.check(replace(engram.spec, name=name))
-    run = Run(out, processes, overwrite, backbone=model.backbone.source, progress=progress)
+    run = Run(out, processes or ProcessGroup(), overwrite, False, test, source, progress)
     scratch = MemoryViT(model.backbone)
     for parent in model.registry.closure(engram.spec.extends):
         scratch.attach(model.engram(parent))
     grown, statistics = _grown(scratch, engram, name, splits)
     check_fits(grown.spec, splits, same_ignore=True)
     with run:
-        run.clear()
         trainer = TaskTrainer(scratch, name, recipe)
-        training = Training(
-            scratch, [trainer], splits, recipe, Run(None, processes, progress=progress)
-        )
+        training = Training(scratch, [trainer], splits, recipe, run)
         training.prepare()
         training.begin("")
         answers = _solve(training, trainer, statistics)
@@ -124,11 +119,8 @@ def add_classes(
         if replaces:
             model.detach(name)
         model.attach(made)
-        if test:
-            tested = metrics_on_test(model, name, splits, metrics["val"], run, recipe.workers)
-            metrics["test"], _ = tested
-        seconds, bad = time.perf_counter() - began, training.unreadable
-        result = Result.create(made, run.out, seconds=seconds, metrics=metrics, unreadable=bad)
+        result = Result.create(made, metrics=metrics, unreadable=training.unreadable)
+        result = with_test(result, model, splits, run, recipe.workers)
         record = training_record(recipe, splits, None, None) | {"grown_from": _lineage(engram)}
         return run.end(model, result, record)
 

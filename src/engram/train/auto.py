@@ -40,7 +40,7 @@ from engram.tasks.task import Task
 from engram.tasks.task_settings import TaskSettings
 from engram.train.callbacks import Callback
 from engram.train.columns import Reads, whole_readout
-from engram.train.fit import metrics_on_test, training_record
+from engram.train.fit import training_record
 from engram.train.identity import identity_of
 from engram.train.own_pass import best_own_pass, check_own_pass, suggestion
 from engram.train.recipe import Recipe
@@ -52,7 +52,7 @@ from engram.train.task_trainer import TaskTrainer, fold_trainers
 from engram.train.trackers import run_callbacks, settings_of
 from engram.train.training import Training
 from engram.train.validation import best_of, ties, with_held_out
-from engram.train.variants import SweepRunner
+from engram.train.variants import SweepRunner, Trained, Variant
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 from engram.util.text import duration
@@ -177,62 +177,47 @@ def auto(
         >>> result.regime in ("head", "readout", "masked", "masked+adapter", "side", "side+readout")
         True
     """
-    began = time.perf_counter()
-    recipe, processes = recipe or Recipe(), processes or ProcessGroup()
+    recipe, source = recipe or Recipe(), model.backbone.source
+    run = Run(out, processes or ProcessGroup(), overwrite, resume, test, source, progress)
     whole = data if isinstance(data, Splits) else load(data, kind=kind)
     splits = with_held_out(whole, recipe, not KINDS[whole.kind].per_pixel, test)
     task = TaskSettings(DEFAULT_REGIME, tuple(extends), class_init, settings)
-    shorter = shorter_recipe(recipe, len(splits["train"]))
-    runner = SweepRunner(model, name, splits, recipe, task, processes)
-    portfolio = Portfolio(replace(runner, recipe=shorter))
+    runner = SweepRunner(model, name, splits, recipe, task, run)
+    shorter = replace(runner, recipe=shorter_recipe(recipe, len(splits["train"])))
+    portfolio = Portfolio(shorter)
     identity = f"{portfolio.identity} auto test={test}{' own-pass' if own_pass else ''}"
     if own_pass:
         check_own_pass(runner)
-    run = Run(out, processes, overwrite, resume, model.backbone.source, progress)
     about = settings_of(model, splits, task, recipe)
     about |= {"regime": "auto", **({"own_pass": True} if own_pass else {})}
     run.callbacks = run_callbacks(callbacks, name, splits, about, run)
     with run:
-        finished = run.finished(identity, AutoResult)
-        if run.out is not None and finished is not None:
-            model.attach(run.out)
+        if found := run.finished(identity, AutoResult):
+            model.attach(found[1])
             model.eval()
-            return finished
-        engram, chosen, tried, training = portfolio.best(run)
-        final, lr, ending = chosen.final, chosen.lr, chosen.final.ending
-        metrics: Mapping[str, Any] = final.metrics
+            return found[0]
+        kept, final, tried, training = portfolio.best()
         answers: Answers | None = training.held_out(final, name)
-        stopped_at = training.stopped_at
-        own_pass_told = suggestion(metrics)
-        if own_pass and not stopped_at:
+        own_pass_told = suggestion(kept.metrics)
+        if own_pass and not run.stopped_at:
             try:
-                own = best_own_pass(runner, final, run)
+                own = best_own_pass(runner, final)
             except Interrupted as error:
                 if error.result is None:
                     raise
-                stopped_at = "a regime with a pass of its own"
+                run.stopped_at = "a regime with a pass of its own"
             else:
-                own_pass_told, kept = own.told, own.kept
-                tried = [*tried, *own.tried]
-                if kept is not None:
+                own_pass_told, tried = own.told, [*tried, *own.tried]
+                if own.kept is not None:
                     tried = [replace(one, kept=one.kept and one.own_pass) for one in tried]
-                    engram, lr, answers = kept.engram, kept.variant.recipe.lr, None
-                    metrics, ending = kept.metrics, kept.ending
-        model.attach(engram)
-        model.eval()
-        found = {"val": metrics}
-        if test and not stopped_at:
-            tested = metrics_on_test(model, name, splits, metrics, run, recipe.workers)
-            found["test"], answers = tested
+                    kept, answers = own.kept, None
         result = AutoResult.create(
-            engram, run.out,
-            seconds=time.perf_counter() - began, metrics=found, unreadable=training.unreadable,
-            history=training.history, tried=tuple(tried), ending=ending, own_pass=own_pass_told,
-            answers=answers, interrupted=bool(stopped_at),
+            kept.engram, metrics={"val": kept.metrics}, unreadable=training.unreadable,
+            history=training.history, tried=tuple(tried), ending=kept.ending,
+            own_pass=own_pass_told, answers=answers,
         )  # fmt: skip
-        record = training_record(portfolio.recipe, splits, lr, ending)
-        runner.end(run, result, record, stopped_at)
-    return result
+        record = training_record(portfolio.recipe, splits, kept.variant.recipe.lr, kept.ending)
+        return runner.end(kept.engram, result, record)
 
 
 def shorter_recipe(recipe: Recipe, images: int) -> Recipe:
@@ -266,7 +251,7 @@ class Portfolio:
 
     def __init__(self, runner: SweepRunner) -> None:
         self.name, self.splits, self.recipe = runner.name, runner.splits, runner.recipe
-        self.settings, self.processes = runner.task, runner.processes
+        self.settings, self.run = runner.task, runner.run
         self.kind = KINDS[self.splits.kind]
         self.recipe.check_for(self.kind)
         self.measured_by = self.kind.score_with(self.recipe.balance)
@@ -330,11 +315,11 @@ class Portfolio:
 
     # The work
 
-    def best(self, run: Run) -> tuple[Engram, Trial, list[Tried], Training]:
-        """The best engram, what it was, all that was tried, and the training."""
-        training = Screening(self.model, self.trials, self.splits, self.recipe, run)
+    def best(self) -> tuple[Trained, TaskTrainer, list[Tried], Training]:
+        """The best task, also as it was measured, all that was tried, and the training."""
+        training = Screening(self.model, self.trials, self.splits, self.recipe, self.run)
         training.prepare()
-        training.begin(run.identity)
+        training.begin(self.run.identity)
         solved = self._solved(training) if self.solves else []
         scores = [float(one.metrics[self.measured_by]) for one, _ in solved]
         training.to_beat = max(scores, default=-math.inf)
@@ -352,26 +337,24 @@ class Portfolio:
         chosen = finished[best_of(self.measured_by, measured)]
         tied = [finished[i] for i in ties(self.measured_by, measured)]
         tried = [
-            Tried(
-                regime=one.final.task.spec.regime,
-                lr=one.lr,
-                parameters=self.model.engram(one.final.name).parameters,
-                metric=self.measured_by,
-                value=float(one.metrics[self.measured_by]),
-                images=int(one.metrics["images"]),
-                how=one.how,
-                epochs=one.epochs,
-                kept=one is chosen,
-                tied=one in tied and len(tied) > 1,
-                dropped=one.dropped,
-            )
+            self._tried(one, kept=one is chosen, tied=one in tied and len(tied) > 1)
             for one in (*trained, *others)
         ]
         rivals = [one.final.held_out for one in finished]
         rivals += [answers for one in finished for answers in one.rivals]
-        chosen.final.metrics = chosen.metrics
+        final = chosen.final
+        final.metrics = chosen.metrics
         training.complete(chosen.trainers, rivals)
-        return self.model.engram(chosen.final.name).renamed(self.name), chosen, tried, training
+        engram = self.model.engram(final.name).renamed(self.name)
+        variant = Variant(self.settings, self.recipe.but(lr=chosen.lr))
+        return Trained(variant, final.metrics, engram, final.ending), final, tried, training
+
+    def _tried(self, one: Trial, **choice: bool) -> Tried:
+        engram = self.model.engram(one.final.name)
+        return Tried.create(
+            engram, self.measured_by, one.metrics,
+            lr=one.lr, how=one.how, epochs=one.epochs, dropped=one.dropped, **choice,
+        )  # fmt: skip
 
     def _solved(self, training: Training) -> list[tuple[Trial, Solution]]:
         """The best plain head and the best readout, as tasks of the model."""

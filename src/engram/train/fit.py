@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,21 +13,19 @@ from engram.data.loader import Transform
 from engram.data.overview import find_leaks
 from engram.data.python_data import PythonData
 from engram.errors import EngramError, flag
-from engram.inference.evaluate import Answers
-from engram.inference.evaluate import answers as answers_of
+from engram.inference.evaluate import answers
 from engram.methods import Readout
 from engram.methods.method import Needs
 from engram.model import MemoryViT
-from engram.store.format import read_engram
 from engram.tasks.task import Task
 from engram.tasks.task_settings import TaskSettings
 from engram.train.bank import fill_banks
 from engram.train.callbacks import Callback
 from engram.train.columns import whole_readout
-from engram.train.identity import identity_of_fit
+from engram.train.identity import identity_of
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.result import Ending, Result
-from engram.train.run import Run
+from engram.train.run import ResultT, Run
 from engram.train.solve import Solver
 from engram.train.task_trainer import fold_trainers
 from engram.train.trackers import run_callbacks, settings_of
@@ -84,8 +81,7 @@ def fit(
         >>> result = engram.fit(model, "flowers", "photos", engram.Recipe(epochs=3))
         >>> accuracy = result.metrics["val"]["accuracy"]
     """
-    recipe, processes = recipe or Recipe(), processes or ProcessGroup()
-    task = model.task(name)
+    recipe, task, source = recipe or Recipe(), model.task(name), model.backbone.source
     if task.method.composed:
         raise EngramError(
             f"{name!r} has the regime {task.spec.regime}, which is an average of two tasks that "
@@ -103,21 +99,20 @@ def fit(
             "images at once, without batches whose images could be mixed; leave it out, or train "
             "another regime."
         )
-    run = Run(out, processes, overwrite, resume, model.backbone.source, progress)
+    run = Run(out, processes or ProcessGroup(), overwrite, resume, test, source, progress)
     lr = learning_rate(recipe, type(task.method))
-    identity = identity_of_fit(model, task.spec, splits, recipe, test)
+    trained = [(task.spec, lr, recipe.weight_decay)]
+    identity = f"{identity_of(model, trained, splits, recipe)} test={test}"
     settings = settings_of(model, splits, TaskSettings.from_spec(task.spec), recipe, lr=lr)
     run.callbacks = run_callbacks(callbacks, name, splits, settings, run)
-    began = time.perf_counter()
     with run:
-        finished = run.finished(identity, Result)
-        if run.out is not None and finished is not None:
-            written = read_engram(run.out)
-            if written.spec != task.spec:  # validation chose what a readout sees
+        if finished := run.finished(identity, Result):
+            result, written = finished
+            if written.spec != task.spec:  # validation chose what a readout reads
                 task = model.swap(written.spec)
             written.fill(task)
             model.eval()
-            return finished
+            return result
         with _with_folds(model, name, splits) as names:
             trainers = fold_trainers(model, names, recipe)
             training = Training(model, trainers, splits, recipe, run)
@@ -136,19 +131,14 @@ def fit(
                 training.end()
             training.complete(trainers, rivals)
         trainer = trainers[-1]
-        metrics, answers = {"val": trainer.metrics}, training.held_out(trainer, name)
-        if test and not training.interrupted:
-            metrics["test"], answers = metrics_on_test(
-                model, name, splits, trainer.metrics, run, recipe.workers, transform
-            )
         result = Result.create(
-            model.eval().engram(name), run.out,
-            seconds=time.perf_counter() - began, metrics=metrics, unreadable=training.unreadable,
-            history=training.history, ending=trainer.ending, answers=answers,
-            interrupted=training.interrupted,
+            model.eval().engram(name), metrics={"val": trainer.metrics}, ending=trainer.ending,
+            unreadable=training.unreadable, history=training.history,
+            answers=training.held_out(trainer, name),
         )  # fmt: skip
+        result = with_test(result, model, splits, run, recipe.workers, transform)
         record = training_record(recipe, splits, None if solved else trainer.lr, trainer.ending)
-        return run.end(model, result, record, training.stopped_at)
+        return run.end(model, result, record)
 
 
 @contextlib.contextmanager
@@ -184,34 +174,37 @@ def _solve(training: Training, names: Sequence[str]) -> list[HeldOut]:
 def _read(model: MemoryViT, name: str, method: Readout | None) -> Task:
     """Let a readout of the model read these statistics."""
     task = model.task(name)
-    same = method is None or method == task.method
-    return task if same else model.swap(replace(task.spec, method=method))
+    if method is None or method == task.method:
+        return task
+    return model.swap(replace(task.spec, method=method))
 
 
-def metrics_on_test(
+def with_test(
+    result: ResultT,
     model: MemoryViT,
-    name: str,
     splits: Splits,
-    val: Mapping[str, Any],
     run: Run,
     workers: int,
     transform: Transform | None = None,
-) -> tuple[dict[str, Any], Answers]:
-    """The metrics of the test split, and the answers for it.
+) -> ResultT:
+    """The result with metrics of the test split and the answers for it, if the run measures it.
 
-    `val` are those of validation: where they have a temperature, the result has the calibration
-    error that the test split would have without it.
+    Where validation found a temperature, they have the calibration error that the test split would
+    have without it.
     """
+    if not run.test or run.stopped_at:
+        return result
     answered = answers_of(
-        model, splits["test"], name,
+        model, splits["test"], result.task,
         workers=workers, transform=transform, processes=run.processes,
         progress=lambda done, total: run.progress("testing", done, total),
     )  # fmt: skip
     metrics = answered.metrics() | answered.without_leaks(find_leaks(splits, "test"))
-    if "temperature" in val and len(answered.labels):
-        raw = answered.logits * val["temperature"], answered.labels
+    temperature = result.metrics.get("val", {}).get("temperature")
+    if temperature is not None and len(answered.labels):
+        raw = answered.logits * temperature, answered.labels
         metrics["uncalibrated_ece"] = answered.kind.metrics(raw, answered.fitted)["ece"]
-    return metrics, answered
+    return replace(result, metrics={**result.metrics, "test": metrics}, answers=answered)
 
 
 def training_record(

@@ -17,7 +17,7 @@ from engram.data.python_data import Items
 from engram.data.source import Arrays, Files, Rows
 from engram.model import MemoryViT
 from engram.tasks.spec import TaskSpec
-from engram.train.recipe import Recipe, learning_rate
+from engram.train.recipe import Recipe
 
 
 def identity_of(
@@ -46,13 +46,6 @@ def identity_of(
     if splits.legend is not None:
         decides["masks"] = [*splits.legend.values, splits.legend.ignore]
     return hashlib.sha256(json.dumps(decides, default=str).encode()).hexdigest()
-
-
-def identity_of_fit(
-    model: MemoryViT, spec: TaskSpec, splits: Splits, recipe: Recipe, test: bool
-) -> str:
-    task = (spec, learning_rate(recipe, type(spec.method)), recipe.weight_decay)
-    return f"{identity_of(model, [task], splits, recipe)} test={test}"
 
 
 def samples_of(dataset: Dataset) -> list[Any]:

@@ -21,7 +21,7 @@ from engram.tasks.task_settings import TaskSettings
 from engram.train.auto import auto, trained_regimes
 from engram.train.backbone import backbone_for
 from engram.train.callbacks import Callback
-from engram.train.fit import fit, metrics_on_test
+from engram.train.fit import fit, with_test
 from engram.train.opening import opening
 from engram.train.options import DataOptions, RunOptions, named, names_file, recipe_from
 from engram.train.recipe import Recipe, learning_rate
@@ -193,16 +193,12 @@ class TrainingJob:
         result = teach(
             self.model, task, self.splits, statistics=self.recipe.statistics, progress=progress
         )
-        engram = self.model.engram(task)
-        metrics = {split: dict(values) for split, values in result.metrics.items()}
-        if self.options.test:
-            run, val = Run(None, self.processes, progress=progress), metrics.get("val", {})
-            metrics["test"], _ = metrics_on_test(
-                self.model, task, self.splits, val, run, self.recipe.workers
-            )
+        run = Run(None, self.processes, test=self.options.test, progress=progress)
+        result = with_test(result, self.model, self.splits, run, self.recipe.workers)
         if self.processes.main:
-            self.model.save(task, out, metrics=metrics, recipe=engram.recipe)
-        return replace(result, metrics=metrics, path=out)
+            recipe = self.model.engram(task).recipe
+            self.model.save(task, out, metrics=result.metrics, recipe=recipe)
+        return replace(result, path=out)
 
 
 def _portable(text: str) -> str:

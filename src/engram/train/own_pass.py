@@ -28,7 +28,6 @@ from engram.tasks.kinds import KINDS
 from engram.tasks.task_settings import TaskSettings
 from engram.train.recipe import learning_rate
 from engram.train.result import Tried
-from engram.train.run import Run
 from engram.train.task_trainer import TaskTrainer
 from engram.train.validation import Estimator, HeldOut, best_of, ties
 from engram.train.variants import SweepRunner, Trained, Variant
@@ -54,27 +53,22 @@ def check_own_pass(runner: SweepRunner) -> None:
             f"their tasks extend no others; leave out {flag('own_pass')} or {flag('extends')}."
         )
     for regime in OWN_PASS:
-        own, variant = _with_regime(runner, regime, runner.splits)
-        own.check_names([variant])
+        runner.check_names([_variant(runner, regime)])
 
 
-def best_own_pass(runner: SweepRunner, shared: TaskTrainer, run: Run) -> OwnPassResult:
+def best_own_pass(runner: SweepRunner, shared: TaskTrainer) -> OwnPassResult:
     """Train tasks that need a pass of their own, and compare them with the best that shares one."""
-    one = first_fold(runner.splits)
-    learned = _without_held_out(one)
+    one, progress = first_fold(runner.splits), runner.run.progress
+    learning = replace(runner, splits=_without_held_out(one))
     kind = KINDS[one.kind]
     score = kind.score_with(runner.recipe.balance)
-    if not run.resume:
-        runner.clear(run)  # of an earlier run
-    runner.processes.wait()
     trained, held_out = [], [_of_first_fold(shared.held_out, runner.splits)]
     metrics: list[Mapping[str, Any]] = [kind.metrics(held_out[0].pairs, shared.task.head.fitted)]
     for i, regime in enumerate(OWN_PASS):
-        own, variant = _with_regime(runner, regime, learned)
-        found, _ = own.one(f"{i}", variant, run, labelled(run.progress, regime))
-        trained.append(found)
-        held_out.append(_answers(runner, found.engram, one))
-        metrics.append(found.metrics)
+        variant = _variant(runner, regime)
+        trained.append(learning.one(f"{i}", variant, labelled(progress, regime)))
+        held_out.append(_answers(runner, trained[i].engram, one))
+        metrics.append(trained[i].metrics)
     at, shared_regime = best_of(score, metrics), shared.task.spec.regime
     images = len(held_out[0].labels)
     tried = [_tried(one) for one in trained]
@@ -86,43 +80,34 @@ def best_own_pass(runner: SweepRunner, shared: TaskTrainer, run: Run) -> OwnPass
         )
         return OwnPassResult(tried, None, told)
     kept, regime = trained[at - 1], OWN_PASS[at - 1]
-    estimator = Estimator(kind, score, one)
-    own, _ = _with_regime(runner, regime, learned)
     fitted = {n: kept.engram.tensors[f"head.{n}"] for n in kind.fitted}
-    estimate = {**kept.metrics, **estimator(kept.metrics, held_out[at], held_out, fitted)}
+    estimate = Estimator(kind, score, one)(kept.metrics, held_out[at], held_out, fitted)
     told = (
         f"{regime} has {kind.shown(kept.score)} of {images:,} held-out images, "
         f"{shared_regime} {kind.shown(float(metrics[0][score]))}; the price: every image goes "
         f"through the backbone once more for this task, and it answers in no pass with others"
     )
     if one.folds is not None:
-        named = labelled(run.progress, f"{regime} with all images")
-        kept = own.train_again(kept, replace(one, folds=None), run, named)
+        everything = replace(runner, splits=replace(one, folds=None))
+        kept = everything.train_again(kept, labelled(progress, f"{regime} with all images"))
     tried[at - 1] = replace(tried[at - 1], kept=True)
     return OwnPassResult(tried, replace(kept, metrics=estimate), told)
 
 
 def _tried(one: Trained) -> Tried:
     ending = one.ending
-    return Tried(
-        regime=one.engram.spec.regime,
-        lr=one.variant.recipe.lr,
-        parameters=one.engram.parameters,
-        metric=one.measured_by,
-        value=one.score,
-        images=int(one.metrics["images"]),
-        how="trained",
+    return Tried.create(
+        one.engram, one.measured_by, one.metrics,
+        lr=one.variant.recipe.lr, how="trained", own_pass=True,
         epochs=round(ending.steps / ending.per_epoch, 2) if ending else 0.0,
-        own_pass=True,
-    )
+    )  # fmt: skip
 
 
-def _with_regime(runner: SweepRunner, regime: str, splits: Splits) -> tuple[SweepRunner, Variant]:
-    """A runner for tasks of a regime, and the variant at the rate that suits it or was given."""
+def _variant(runner: SweepRunner, regime: str) -> Variant:
+    """A task of a regime, at the rate that suits it or was given."""
     recipe, own = runner.recipe, runner.task.method(regime, lenient=True).settings()
     task = TaskSettings(regime, (), runner.task.class_init, own)
-    variant = Variant(recipe.but(lr=learning_rate(recipe, METHODS[regime])), own.get("cells", 0))
-    return replace(runner, splits=splits, task=task), variant
+    return Variant(task, recipe.but(lr=learning_rate(recipe, METHODS[regime])))
 
 
 def _answers(runner: SweepRunner, engram: Engram, splits: Splits) -> HeldOut:
@@ -130,7 +115,7 @@ def _answers(runner: SweepRunner, engram: Engram, splits: Splits) -> HeldOut:
     scratch.attach(engram)
     found = answers(
         scratch.eval(), splits["val"], runner.name,
-        workers=runner.recipe.workers, processes=runner.processes,
+        workers=runner.recipe.workers, processes=runner.run.processes,
     )  # fmt: skip
     return HeldOut.joined([(found.logits, found.labels, found.samples)])
 

@@ -75,6 +75,14 @@ class Tried:
     dropped: bool = False  # after a short training
     own_pass: bool = False  # it changes the backbone's tokens; measured on the first fold alone
 
+    @classmethod
+    def create(cls, engram: Engram, metric: str, metrics: Mapping[str, Any], **found: Any) -> Self:
+        """A task that was tried, by the metric that chooses."""
+        return cls(
+            regime=engram.spec.regime, parameters=engram.parameters, metric=metric,
+            value=float(metrics[metric]), images=int(metrics["images"]), **found,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
@@ -83,8 +91,8 @@ class Result:
     task: str
     regime: str
     parameters: int
-    seconds: float
     metrics: Mapping[str, Mapping[str, Any]]
+    seconds: float = 0.0
     path: Path | None = None
     unreadable: Mapping[str, str] = field(default_factory=dict)
     history: Sequence[Mapping[str, float]] = ()
@@ -93,16 +101,17 @@ class Result:
     interrupted: bool = False  # by Ctrl-C: the engram is the best so far, and `resume` goes on
 
     @classmethod
-    def create(cls, engram: Engram, path: Path | None, **found: Any) -> Self:
+    def create(cls, engram: Engram, **found: Any) -> Self:
         """The result of a run that made this engram, and what else it found."""
         spec, parameters = engram.spec, engram.parameters
-        return cls(task=spec.name, regime=spec.regime, parameters=parameters, path=path, **found)
+        return cls(task=spec.name, regime=spec.regime, parameters=parameters, **found)
 
     @classmethod
     def recorded(cls, engram: Engram, path: Path, record: Mapping[str, Any]) -> Self:
         """The result of a run that wrote this engram, from its `record`."""
         ending = record["ending"]
-        return cls.create(engram, path, **{**record, "ending": ending and Ending(**ending)})
+        found = {**record, "ending": ending and Ending(**ending)}
+        return cls.create(engram, path=path, **found)
 
     def record(self) -> dict[str, Any]:
         """The fields that the engram does not have, for the run's folder."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import time
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,12 +20,13 @@ from torch import Tensor
 
 from engram.errors import EngramError, Interrupted, Notice, flag
 from engram.model import MemoryViT
+from engram.store.engram import Engram
 from engram.store.format import check_free, read_engram
 from engram.train.callbacks import Callbacks, RunStart
 from engram.train.plots import learning_curves
 from engram.train.result import Result
 from engram.util.charts import side_by_side
-from engram.util.documents import load_json, read_header
+from engram.util.documents import load_json
 from engram.util.files import make_private_folder, write_atomically
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
@@ -31,18 +34,19 @@ from engram.util.text import utf8
 
 ResultT = TypeVar("ResultT", bound=Result)
 
+_FOLDER = ".run"
 _CHECKPOINT, _BACKBONE, _FINISHED = "checkpoint.safetensors", "backbone.txt", "finished.json"
 _UNFINISHED = (_CHECKPOINT, "variant-*")  # what a run leaves that was interrupted
 _UNREADABLE = "unreadable.txt"
-_OLD_FILES = (
-    *(_UNREADABLE, "history.*", "sweep.*", "report.html"),
+_FILES = (
+    *(*_UNFINISHED, _FINISHED, _UNREADABLE, "history.*", "sweep.*", "report.html"),
     *("events.out.tfevents.*", "mlflow.json", "wandb.json", "recipe.toml"),
 )
 
 
 def run_folder(out: Path) -> Path:
     """The folder of a run, next to its engram."""
-    return out.with_name(f"{out.name.removesuffix('.safetensors')}.run")
+    return out.with_name(f"{out.name.removesuffix('.safetensors')}{_FOLDER}")
 
 
 def backbone_of_run(out: Path) -> str | None:
@@ -77,6 +81,13 @@ def _holds_interrupted(folder: Path) -> EngramError:
     )
 
 
+def _is_another(run: str) -> EngramError:
+    return EngramError(
+        f"{run} had other settings, data or backbone; repeat its command with "
+        f"{flag('resume', True)}, or start again with {flag('overwrite', True)}."
+    )
+
+
 def _plain(value: Any) -> Any:
     """Part of a result for JSON."""
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
@@ -88,48 +99,42 @@ def has_state(out: Path) -> bool:
     return (folder / _FINISHED).exists() or _was_interrupted(folder)
 
 
-def has_run_of_another(out: Path, identity: str) -> bool:
-    """Whether the checkpoint, or else the engram, is known to be of a run with another identity.
-
-    Of a sweep whose variants train one by one, that shows only when it is resumed.
-    """
-    checkpoint, record = (run_folder(out) / name for name in (_CHECKPOINT, _FINISHED))
-    was = identity
-    with contextlib.suppress(SafetensorError, OSError, ValueError, KeyError, TypeError):
-        if checkpoint.exists():
-            with open(checkpoint, "rb") as file:  # once: it may be replaced at this moment
-                was = str(load_json(read_header(file)["__metadata__"]["run"])["identity"])
-        elif out.exists():
-            was = str(load_json(record.read_bytes())["identity"])
-    return not identity.startswith(was)
+def _remove(folder: Path, patterns: Iterable[str]) -> None:
+    """Remove what is in a folder by these patterns."""
+    for path in [path for pattern in patterns for path in folder.glob(pattern)]:
+        if path.is_file():
+            path.unlink()
+        elif path.name.endswith(_FOLDER):  # that of a variant
+            shutil.rmtree(path)
 
 
+@dataclass(eq=False)
 class Run:
     """One run: who shares the work, who is told of it, and the folder next to its engram.
 
     The folder has a checkpoint, a record and a plot. Without `out` there is none, and nothing is
     written. With `resume`, an interrupted run continues and a finished one is left as it is. With
-    `overwrite`, what cannot be resumed is replaced. `backbone` is the source of the backbone, which
-    the folder records. While a run lives, no other run can have its folder.
+    `overwrite`, what cannot be resumed is replaced. While a run lives, no other run can have its
+    folder.
     """
 
-    def __init__(
-        self,
-        out: str | os.PathLike[str] | None,
-        processes: ProcessGroup,
-        overwrite: bool = False,
-        resume: bool = False,
-        backbone: str = "",
-        progress: Progress = silent,
-    ) -> None:
-        self.processes, self.overwrite, self.resume = processes, overwrite, resume
-        self.backbone, self.progress = backbone, progress
-        self.callbacks = Callbacks((), processes, RunStart(task="", data="", settings={}))
-        self.identity = ""
-        self.out = None if out is None else Path(out)
+    path: str | os.PathLike[str] | None  # of the engram: `out`
+    processes: ProcessGroup
+    overwrite: bool = False
+    resume: bool = False
+    test: bool = False  # measure the test split once, at the end
+    backbone: str = ""  # its source, which the folder records
+    progress: Progress = silent
+    identity: str = field(default="", init=False)
+    stopped_at: str = field(default="", init=False)  # where Ctrl-C ended it with the best so far
+
+    def __post_init__(self) -> None:
+        self.began = time.perf_counter()
+        self.callbacks = Callbacks((), self.processes, RunStart(task="", data="", settings={}))
+        self.out = None if self.path is None else Path(self.path)
         self.folder = None if self.out is None else run_folder(self.out)
         if self.out is not None:
-            check_out(self.out, overwrite=overwrite, resume=resume)
+            check_out(self.out, overwrite=self.overwrite, resume=self.resume)
 
     def __enter__(self) -> Run:
         if self.folder is None:
@@ -171,8 +176,8 @@ class Run:
     def checkpoint(self) -> Path:
         return self.file(_CHECKPOINT)
 
-    def finished(self, identity: str, results: type[ResultT]) -> ResultT | None:
-        """The result of the run that wrote the engram, if that was this very run; else None.
+    def finished(self, identity: str, results: type[ResultT]) -> tuple[ResultT, Engram] | None:
+        """The result and the engram of this very run, if it is finished already.
 
         Only with `resume`, which may be asked for again and again: a finished run is a success. An
         engram that another run wrote is not replaced without `overwrite`.
@@ -180,30 +185,39 @@ class Run:
         self.identity = identity
         if not self.resume or self.out is None or not self.out.exists():
             return None
+        was = identity
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, EngramError):
             record, engram = load_json(self.file(_FINISHED).read_bytes()), read_engram(self.out)
-            same = (record["identity"], record["content"]) == (identity, engram.content)
+            was = str(record["identity"])
+            same = (was, record["content"]) == (identity, engram.content)
             if same and not self.checkpoint.exists():
-                return results.recorded(engram, self.out, record["result"])
+                return results.recorded(engram, self.out, record["result"]), engram
+        if was != identity and not self.overwrite:
+            raise _is_another(f"{self.out} exists already, and its run")
         check_free(self.out, self.overwrite or _was_interrupted(self.file("")))
         return None
 
-    def continues(self, interrupted: bool) -> bool:
-        """Whether an interrupted run is there to be resumed; refuses to give one up by accident."""
-        if interrupted and not self.resume and not self.overwrite:
-            raise _holds_interrupted(self.file(""))
-        return interrupted and self.resume
+    def resumes(self) -> bool:
+        """Whether an interrupted run is there to go on with; if not, the folder is cleared.
 
-    def clear(self) -> None:
+        None is given up by accident: without `resume` and `overwrite`, it is an EngramError.
+        """
+        if self.folder is not None and _was_interrupted(self.folder):
+            if self.resume:
+                return True
+            if not self.overwrite:
+                raise _holds_interrupted(self.folder)
+        self._clear()
+        return False
+
+    def _clear(self) -> None:
         """Remove what an older run left in the folder, and say so where a resume was asked for."""
         if not self.writes:
             return
         if self.resume:
             notice = f"There is nothing to resume in {self.folder}; training starts anew."
             warnings.warn(notice, Notice, stacklevel=2)
-        for pattern in (*_OLD_FILES, _CHECKPOINT, _FINISHED):
-            for path in filter(Path.is_file, self.file("").glob(pattern)):
-                path.unlink()
+        _remove(self.file(""), _FILES)
         if self.backbone:
             self.write(_BACKBONE, f"{self.backbone}\n")
 
@@ -214,13 +228,14 @@ class Run:
         cache, on or off, and a hash of what is in it: free disk space may decide about the cache,
         so the error says what to do.
         """
-        if self.folder is not None and self.continues(self.checkpoint.exists()):
+        if self.resumes():
             try:
-                return self._state(identity, feed)
+                if self.checkpoint.exists():
+                    return self._state(identity, feed)
             except EngramError:
                 if not self.overwrite:
                     raise
-        self.clear()
+            self._clear()
         return None
 
     def _state(self, identity: str, feed: list[str]) -> dict[str, Any]:
@@ -242,11 +257,7 @@ class Run:
                 f"{flag('cache', was[0])}, or start again with {flag('overwrite', True)}."
             )
         if (state.get("identity"), was) != (identity, feed):
-            raise EngramError(
-                f"The run in {self.folder} had other settings, data or backbone; repeat its "
-                f"command with {flag('resume', True)}, or start again with "
-                f"{flag('overwrite', True)}."
-            )
+            raise _is_another(f"The run in {self.folder}")
         return state
 
     def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -264,35 +275,30 @@ class Run:
         lines = (f"{reason}\n" for reason in sorted(unreadable.values()))
         self.write(_UNREADABLE, "".join(lines))
 
-    def end(
-        self,
-        model: MemoryViT,
-        result: ResultT,
-        training: Mapping[str, Any],
-        stopped_at: str = "",
-    ) -> ResultT:
+    def end(self, model: MemoryViT, result: ResultT, training: Mapping[str, Any]) -> ResultT:
         """Write the engram with a record of its training, and tell the callbacks.
 
-        `stopped_at` is where the run was stopped by Ctrl-C: then it is not done, can be resumed,
-        and `Interrupted` is raised.
+        A run that Ctrl-C stopped is not done and can be resumed: `Interrupted` is raised.
         """
+        seconds, interrupted = time.perf_counter() - self.began, bool(self.stopped_at)
+        result = replace(result, path=self.out, seconds=seconds, interrupted=interrupted)
         if self.out is not None and self.writes:
             model.save(result.task, self.out, metrics=result.metrics, recipe=training)
-            if not stopped_at:
+            if not interrupted:
                 self._finish(model.engram(result.task).content, result)
-        if stopped_at:
-            raise self.interruption(stopped_at, result)
+        if interrupted:
+            raise self.interruption(self.stopped_at, result)
         self.callbacks.finished(result)
         return result
 
     def _finish(self, content: str, result: Result) -> None:
-        """Record that the engram is written, draw the history, and remove the checkpoint."""
+        """Record that the engram is written, draw the history, remove what was for a resume."""
         record = {"identity": self.identity, "content": content, "result": result.record()}
         self.write(_FINISHED, json.dumps(record, default=_plain))
         if result.history:
             with contextlib.suppress(EngramError):  # a full disk: the engram is what was asked for
                 self.write("history.svg", side_by_side(learning_curves(result.history)))
-        self.checkpoint.unlink(missing_ok=True)
+        _remove(self.file(""), _UNFINISHED)
 
     def interruption(self, where: str, result: Result | None = None) -> Interrupted:
         """The error of a run that was stopped; `result` is that of the best engram so far."""

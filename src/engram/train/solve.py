@@ -252,8 +252,9 @@ class Solver:
             answers, metrics = self._measure_folded(whole, bias + left_out)
             if float(metrics[self.measured_by]) >= score - _LOSS:
                 break
-        assert tried[best].reads is not None
-        reads = replace(tried[best].reads, projected=rank)
+        before = tried[best].reads
+        assert before is not None
+        reads = replace(before, projected=rank)
         tried[best] = tried[best]._replace(reads=reads, answers=answers, metrics=metrics)
         head = torch.cat([pooled, kept], -1), bias + left_out
         return Solution(reads, *head, {"projection": projection}, {}, metrics, answers, tried)

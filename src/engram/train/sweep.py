@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,14 @@ from engram.tasks.kind import Kind
 from engram.tasks.kinds import KINDS
 from engram.tasks.task_settings import TaskSettings
 from engram.train.callbacks import Callback
-from engram.train.fit import metrics_on_test, training_record
+from engram.train.fit import training_record
 from engram.train.plots import draw_sweep
 from engram.train.recipe import Recipe
 from engram.train.result import Result
 from engram.train.run import Run
 from engram.train.trackers import csv_text, run_callbacks, settings_of
 from engram.train.validation import best_of, with_held_out
-from engram.train.variants import Measure, Setting, SweepRunner, Trained, Variant, grid_of
+from engram.train.variants import Setting, SweepRunner, Trained, Variant, grid_of
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 
@@ -183,12 +183,11 @@ def sweep(
         >>> result.best.cells
         5
     """
-    began = time.perf_counter()
-    recipe, processes = recipe or Recipe(), processes or ProcessGroup()
-    variants = grid_of(
-        recipe, regime, lrs=lrs, cells=cells, weight_decays=weight_decays, seeds=seeds
-    )
+    recipe, task = recipe or Recipe(), TaskSettings(regime, tuple(extends), class_init, settings)
+    variants = grid_of(recipe, task, lrs=lrs, cells=cells, weight_decays=weight_decays, seeds=seeds)
     check_soup(soup, variants, refit)
+    source = model.backbone.source
+    run = Run(out, processes or ProcessGroup(), overwrite, resume, test, source, progress)
     whole = data if isinstance(data, Splits) else load(data, kind=kind)
     recipe.check_for(KINDS[whole.kind])
     if refit and whole.val is not None:
@@ -197,10 +196,8 @@ def sweep(
             f"but {whole.name} has a validation split of its own; leave it out."
         )
     splits = with_held_out(whole, recipe, cross=False, test=test)
-    task = TaskSettings(regime, tuple(extends), class_init, settings)
-    runner = SweepRunner(model, name, splits, recipe, task, processes)
+    runner = SweepRunner(model, name, splits, recipe, task, run)
     runner.check_names(variants)
-    run = Run(out, processes, overwrite, resume, model.backbone.source, progress)
     # It begins with that of the training, which the checkpoint has.
     identity = f"{runner.identity(variants)} refit={refit} test={test}"
     identity += f" soup={soup}" if soup else ""
@@ -210,15 +207,12 @@ def sweep(
     about = settings_of(model, splits, task, recipe, **listed, seeds=seeds, refit=refit, soup=soup)
     run.callbacks = run_callbacks(callbacks, name, splits, about, run)
     with run:
-        before = run.finished(identity, SweepResult)
-        if run.out is not None and before is not None:
-            model.attach(run.out)
-            return before
-        finished = runner.train(variants, run)
-        interrupted = bool(finished.stopped_at)
-        refit, test = refit and not interrupted, test and not interrupted
+        if found := run.finished(identity, SweepResult):
+            model.attach(found[1])
+            return found[0]
+        trained, training = runner.train(variants)
         groups: dict[Setting, list[Trained]] = {}
-        for one in finished.trained:
+        for one in trained:
             groups.setdefault(one.variant.setting, []).append(one)
         scored = [
             replace(setting, values=tuple(one.score for one in own), metric=own[0].measured_by)
@@ -226,27 +220,22 @@ def sweep(
         ]
         best = max(scored, key=lambda setting: setting.mean)
         seeds_of_best = list(groups.values())[scored.index(best)]
-        chosen = max(seeds_of_best, key=lambda one: one.score)
-        tried = None
+        chosen, tried = max(seeds_of_best, key=lambda one: one.score), None
         if soup:
-            tried, chosen = best_soup(finished.trained, chosen, soup, finished.measure)
+            measure = partial(runner.measure, training=training)
+            tried, chosen = best_soup(trained, chosen, soup, measure)
         metrics = {"val": {**chosen.metrics, "mean": best.mean, "deviation": best.deviation}}
-        learned = replace(splits, train=whole.train) if refit else splits
-        if refit:
-            chosen = runner.train_again(chosen, learned, Run(None, processes), progress)
-        engram, ending, final = chosen.engram, chosen.ending, chosen.variant.recipe
-        model.attach(engram)
-        answers = None
-        if test:
-            tested = metrics_on_test(model, name, splits, metrics["val"], run, recipe.workers)
-            metrics["test"], answers = tested
+        if refit and not run.stopped_at:
+            splits = replace(splits, train=whole.train)
+            again = Run(None, run.processes)
+            chosen = replace(runner, splits=splits, run=again).train_again(chosen, progress)
+        final = chosen.variant.recipe
         result = SweepResult.create(
-            engram, run.out,
-            seconds=time.perf_counter() - began, metrics=metrics, unreadable=finished.unreadable,
-            settings=tuple(scored), best=best, seed=final.seed, ending=ending, soup=tried,
-            answers=answers, interrupted=interrupted,
+            chosen.engram, metrics=metrics, ending=chosen.ending,
+            unreadable={path: why for one in trained for path, why in one.unreadable.items()},
+            settings=tuple(scored), best=best, seed=final.seed, soup=tried,
         )  # fmt: skip
-        record = training_record(final, learned, final.lr, ending)
+        record = training_record(final, splits, final.lr, chosen.ending)
         if tried is not None and tried.kept > 1:
             record["merged"] = tried.lineage
         if run.writes:
@@ -254,8 +243,7 @@ def sweep(
             with contextlib.suppress(EngramError, OSError):  # a full disk: the engram is made
                 run.write("sweep.csv", csv_text(rows))
                 draw_sweep(rows, run.file("sweep.png"))
-        runner.end(run, result, record, finished.stopped_at)
-    return result
+        return runner.end(chosen.engram, result, record)
 
 
 def spread(lr: float, count: int) -> list[float]:
@@ -274,7 +262,7 @@ def check_soup(count: int, variants: Sequence[Variant], refit: bool) -> None:
             f"{flag('refit')} trains one variant again, and {flag('soup')} averages several; "
             "leave one of them out."
         )
-    alike = [one for one in variants if _start(one) == _start(variants[0])]
+    alike = [one for one in variants if one.start == variants[0].start]
     if len(alike) < count:
         raise EngramError(
             f"{flag('soup')} is {count}, but only {len(alike)} of the {len(variants)} variants "
@@ -284,13 +272,16 @@ def check_soup(count: int, variants: Sequence[Variant], refit: bool) -> None:
 
 
 def best_soup(
-    trained: Sequence[Trained], best: Trained, count: int, measure: Measure
+    trained: Sequence[Trained],
+    best: Trained,
+    count: int,
+    measure: Callable[[Sequence[Trained]], list[Trained]],
 ) -> tuple[Soup, Trained]:
     """Try averages, and keep the best by `choice.best_of`: one variant, or an average.
 
     The averages are of the best two, three, … up to `count` variants, all with the same weight.
     """
-    alike = [one for one in trained if _start(one.variant) == _start(best.variant)]
+    alike = [one for one in trained if one.variant.start == best.variant.start]
     alike.sort(key=lambda one: (one is not best, -one.score, one.metrics.get("loss", 0.0)))
     different: dict[str, Trained] = {}
     for one in alike:
@@ -318,8 +309,3 @@ def best_soup(
         metric=best.measured_by,
     )
     return soup, tried[at]
-
-
-def _start(variant: Variant) -> tuple[int, int]:
-    """Settings that decide the weights that a variant begins with."""
-    return variant.cells, variant.recipe.seed

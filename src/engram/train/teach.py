@@ -304,7 +304,7 @@ def _attach(
         model.detach(name)
     model.attach(engram)
     path = None if out is None else model.save(name, Path(out))
-    seconds = time.perf_counter() - began
     return Result.create(
-        engram, path, seconds=seconds, metrics=engram.metrics, unreadable=unreadable
-    )
+        engram, path=path, metrics=engram.metrics, unreadable=unreadable,
+        seconds=time.perf_counter() - began,
+    )  # fmt: skip

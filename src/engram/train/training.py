@@ -66,7 +66,6 @@ class Training:
         self.unreadable: dict[str, str] = {}
         self.seen, self.loss = 0, math.nan  # of the last batch
         self.copies = 0  # training images that are near-duplicates of another
-        self.interrupted = False  # by Ctrl-C: it ends with the best weights so far
         self.judged = ""  # how good the best trainer was at the last validation, for people
 
     def _take(self, trainers: Sequence[TaskTrainer]) -> None:
@@ -180,8 +179,8 @@ class Training:
     def go(self, first: Callable[[], object] = lambda: None) -> None:
         """Take the steps that are left, with validations and checkpoints.
 
-        From when `first` is called, a signal stops it after a checkpoint: Ctrl-C sets
-        `interrupted` where there is an answer to keep, and everything else raises `Interrupted`.
+        From when `first` is called, a signal stops it after a checkpoint: Ctrl-C sets `stopped_at`
+        of the run where there is an answer to keep, and everything else raises `Interrupted`.
         """
         self.began = saved = time.perf_counter()
         with stoppable() as stop:
@@ -200,9 +199,9 @@ class Training:
                     saved = time.perf_counter()
                 if asked and not self.finished:
                     keeps = self.can_keep and self.has_answer
-                    self.interrupted = keeps and stop.asked == signal.SIGINT
-                    if not self.interrupted:
+                    if not keeps or stop.asked != signal.SIGINT:
                         raise self.run.interruption(self.where)
+                    self.run.stopped_at = self.where
                     return
 
     @property
@@ -219,11 +218,6 @@ class Training:
     def where(self) -> str:
         return f"step {self.step} of {self.steps}"
 
-    @property
-    def stopped_at(self) -> str:
-        """Where Ctrl-C stopped it, if it did."""
-        return self.where if self.interrupted else ""
-
     def _tell(self, evaluated: bool) -> None:
         """Tell the callbacks; if one of them fails, nothing is lost."""
         try:
@@ -239,7 +233,7 @@ class Training:
         self._refuse_bad()
         taken, planned = self.step - self.first, self.steps - self.first
         for trainer in self.trainers:
-            trainer.finish(taken, planned, self.feed.per_epoch, self.interrupted)
+            trainer.finish(taken, planned, self.feed.per_epoch, bool(self.run.stopped_at))
         self.measure(self.trainers)
         self._show_validation()
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import shutil
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engram.data.datasets import Splits
@@ -25,14 +24,13 @@ from engram.store.format import read_engram
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task_settings import TaskSettings
 from engram.train.callbacks import Callback, Part
-from engram.train.fit import fit
-from engram.train.identity import identity_of, identity_of_fit
+from engram.train.fit import fit, with_test
+from engram.train.identity import identity_of
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.result import Ending, Result
-from engram.train.run import Run, has_run_of_another, has_state
+from engram.train.run import ResultT, Run, has_state
 from engram.train.task_trainer import TaskTrainer
 from engram.train.training import Training
-from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress
 
 _MOST_VARIANTS = 10_000
@@ -78,19 +76,25 @@ class Setting:
 
 @dataclass(frozen=True)
 class Variant:
-    """A recipe, with its own learning rate, weight decay and seed, and a number of cells."""
+    """A task, and the recipe that trains it."""
 
+    task: TaskSettings
     recipe: Recipe
-    cells: int
 
     @property
     def setting(self) -> Setting:
-        return Setting(self.recipe.lr, self.cells, self.recipe.weight_decay)
+        cells = self.task.method_settings.get("cells", 0)
+        return Setting(self.recipe.lr, cells, self.recipe.weight_decay)
+
+    @property
+    def start(self) -> tuple[int, int]:
+        """Settings that decide the weights that it begins with: cells and seed."""
+        return self.setting.cells, self.recipe.seed
 
 
 def grid_of(
     recipe: Recipe,
-    regime: str,
+    task: TaskSettings,
     *,
     lrs: Sequence[float] = (),
     cells: Sequence[int] = (Masked().cells,),
@@ -98,10 +102,10 @@ def grid_of(
     seeds: int = 1,
 ) -> list[Variant]:
     """Every setting with every seed; what makes no sense is an EngramError."""
-    method = method_class(regime)
+    method = method_class(task.regime)
     if method.composed or (method.solved and Needs.STATISTICS in method().needs):
         raise EngramError(
-            f"The regime {regime} is solved, not trained at a learning rate, and chooses its "
+            f"The regime {task.regime} is solved, not trained at a learning rate, and chooses its "
             f"own settings; use fit, without {flag('seeds')} and {flag('soup')}."
         )
     if seeds < 1:
@@ -111,10 +115,11 @@ def grid_of(
     for lr in lrs:
         if not 0 < lr < math.inf:
             raise EngramError(f"{flag('lr')} is {lr:g}; it must be a number above 0.")
+    has_cells = "cells" in method.setting_names()
     points = list(
         itertools.product(
             dict.fromkeys(lrs) or (learning_rate(recipe, method),),
-            dict.fromkeys(cells) if "cells" in method.setting_names() else (0,),
+            [task.but(cells=count) for count in dict.fromkeys(cells)] if has_cells else [task],
             dict.fromkeys(weight_decays) or (recipe.weight_decay,),
         )
     )
@@ -124,8 +129,8 @@ def grid_of(
             f"{_MOST_VARIANTS:,} variants that a sweep can have; lower {flag('seeds')}."
         )
     return [
-        Variant(recipe.but(lr=lr, weight_decay=decay, seed=recipe.seed + seed), count)
-        for lr, count, decay in points
+        Variant(own, recipe.but(lr=lr, weight_decay=decay, seed=recipe.seed + seed))
+        for lr, own, decay in points
         for seed in range(seeds)
     ]
 
@@ -138,6 +143,11 @@ class Trained:
     metrics: Mapping[str, Any]
     engram: Engram
     ending: Ending | None
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, variant: Variant, result: Result, engram: Engram) -> Trained:
+        return cls(variant, result.metrics["val"], engram, result.ending, result.unreadable)
 
     @property
     def measured_by(self) -> str:
@@ -149,20 +159,6 @@ class Trained:
         return float(self.metrics[self.measured_by])
 
 
-#: Measures variants on the validation images, whose engrams are other ones than before.
-Measure = Callable[[Sequence[Trained]], list[Trained]]
-
-
-@dataclass(frozen=True)
-class Finished:
-    """All variants, what could not be read with the reasons, and how to measure other engrams."""
-
-    trained: list[Trained]
-    unreadable: dict[str, str]
-    measure: Measure
-    stopped_at: str = ""  # where Ctrl-C stopped it: these are the variants so far
-
-
 @dataclass(frozen=True)
 class SweepRunner:
     """Trains variants, on models of their own with the same backbone and parents."""
@@ -172,7 +168,7 @@ class SweepRunner:
     splits: Splits
     recipe: Recipe
     task: TaskSettings
-    processes: ProcessGroup
+    run: Run
 
     def identity(self, variants: Sequence[Variant]) -> str:
         """Identity of the training of these variants, as a hash."""
@@ -184,173 +180,130 @@ class SweepRunner:
 
     def check_names(self, variants: Sequence[Variant]) -> None:
         """Check that the model takes the task under its name: now, not after an hour."""
-        for variant in {variant.cells: variant for variant in variants}.values():
+        for variant in {variant.setting.cells: variant for variant in variants}.values():
             self._add(self.model, self.name, variant)
             self.model.detach(self.name)
 
-    def train(self, variants: Sequence[Variant], run: Run) -> Finished:
-        if not self.task.method().shares_pass:
-            return self._one_by_one(variants, run)
-        return self._in_one_pass(variants, run)
+    def train(self, variants: Sequence[Variant]) -> tuple[list[Trained], Training | None]:
+        """Train them as streams of one pass, in the training that is returned, or one by one.
 
-    def _in_one_pass(self, variants: Sequence[Variant], run: Run) -> Finished:
-        """Train all as streams of one pass."""
-        scratch = self.scratch()
-        trainers = []
+        Where Ctrl-C stops the run, these are the variants so far.
+        """
+        if not variants[0].task.method().shares_pass:
+            return self._one_by_one(variants), None
+        scratch, trainers = self.scratch(), []
         for i, variant in enumerate(variants):
             called = f"{self.name[:50]}.{i}"
             self._add(scratch, called, variant)
             trainers.append(TaskTrainer(scratch, called, variant.recipe))
-        training = Training(scratch, trainers, self.splits, self.recipe, run)
+        training = Training(scratch, trainers, self.splits, self.recipe, self.run)
         training.whole(self.identity(variants))
-
-        def engram_of(trainer: TaskTrainer) -> Engram:
-            return scratch.engram(trainer.name).renamed(self.name)
-
-        def measure(averages: Sequence[Trained]) -> list[Trained]:
-            others = []
-            for i, one in enumerate(averages, start=len(variants)):
-                scratch.attach(one.engram.renamed(f"{self.name[:50]}.{i}"))
-                others.append(TaskTrainer(scratch, f"{self.name[:50]}.{i}", self.recipe))
-            training.measure(others)
-            training.complete(others)
-            pairs = zip(averages, others, strict=True)
-            return [replace(one, metrics=o.metrics, engram=engram_of(o)) for one, o in pairs]
-
+        bad = training.unreadable
         trained = [
-            Trained(variant, one.metrics, engram_of(one), one.ending)
+            Trained(variant, one.metrics, self._engram(one, scratch), one.ending, bad)
             for variant, one in zip(variants, trainers, strict=True)
         ]
-        return Finished(trained, training.unreadable, measure, training.stopped_at)
+        return trained, training
 
-    def _one_by_one(self, variants: Sequence[Variant], run: Run) -> Finished:
+    def measure(self, averages: Sequence[Trained], training: Training | None) -> list[Trained]:
+        """Measure averages of variants on the validation images, in the pass of their training."""
+        if training is None and len(averages) > 1:  # each has a pass of its own
+            return [self.measure([one], None)[0] for one in averages]
+        scratch, others = self.scratch() if training is None else training.model, []
+        for i, one in enumerate(averages):
+            called = f"{self.name[:50]}.average-{i}"
+            scratch.attach(one.engram.renamed(called))
+            others.append(TaskTrainer(scratch, called, self.recipe))
+        if training is None:
+            run = Run(None, self.run.processes, progress=self.run.progress)
+            training = Training(scratch, others, self.splits, self.recipe, run)
+            training.prepare()
+        training.measure(others)
+        training.complete(others)
+        return [
+            replace(one, metrics=other.metrics, engram=self._engram(other, scratch))
+            for one, other in zip(averages, others, strict=True)
+        ]
+
+    def _engram(self, trainer: TaskTrainer, scratch: MemoryViT) -> Engram:
+        return scratch.engram(trainer.name).renamed(self.name)
+
+    def _one_by_one(self, variants: Sequence[Variant]) -> list[Trained]:
         """Train each by itself, but not again what an interrupted sweep had finished."""
-        unreadable: dict[str, str] = {}
-        self._begin(run)
-        trained, stopped_at = list[Trained](), ""
+        run, trained, unreadable = self.run, list[Trained](), dict[str, str]()
+        run.resumes()
+        run.processes.wait()  # nobody begins what another process is about to clear
         for i, variant in enumerate(variants):
             try:
-                part = [Part(run.callbacks, i, len(variants))]
-                one, bad = self.one(f"{i}", variant, run, run.progress, part)
+                part = Part(run.callbacks, i, len(variants))
+                one = self.one(f"{i}", variant, run.progress, [part])
             except Interrupted as error:
                 so_far = error.result
                 if so_far is None or so_far.path is None:
                     raise
-                engram, bad = read_engram(so_far.path), so_far.unreadable
-                one = Trained(variant, so_far.metrics["val"], engram, so_far.ending)
-                stopped_at = f"variant {i + 1} of {len(variants)}"
+                one = Trained.of(variant, so_far, read_engram(so_far.path))
+                run.stopped_at = f"variant {i + 1} of {len(variants)}"
             trained.append(one)
-            if bad:
-                unreadable |= bad
+            unreadable |= one.unreadable
+            if one.unreadable:
                 run.list_unreadable(unreadable)
-            if stopped_at:
+            if run.stopped_at:
                 break
         steps = len(variants) * self.recipe.steps_for(len(self.splits["train"]))
         run.callbacks.started(steps, steps)  # if every variant had been trained before
-
-        def measure(averages: Sequence[Trained]) -> list[Trained]:
-            return [self._measured(one, run.progress) for one in averages]
-
-        return Finished(trained, unreadable, measure, stopped_at)
-
-    def _measured(self, one: Trained, progress: Progress) -> Trained:
-        """Measure an engram of this task on the validation images."""
-        scratch = self.scratch()
-        scratch.attach(one.engram)
-        trainer = TaskTrainer(scratch, self.name, self.recipe)
-        run = Run(None, self.processes, progress=progress)
-        training = Training(scratch, [trainer], self.splits, self.recipe, run)
-        training.prepare()
-        training.measure([trainer])
-        training.complete([trainer])
-        return replace(one, metrics=trainer.metrics, engram=scratch.engram(self.name))
-
-    def _begin(self, run: Run) -> None:
-        """Resume an interrupted sweep, or clear the folder for a new one."""
-        folder = run.folder
-        interrupted = folder is not None and any(
-            has_state(path.with_suffix(".safetensors")) for path in folder.glob("variant-*.run")
-        )
-        if not run.continues(interrupted):
-            run.clear()
-            self.clear(run)
-        self.processes.wait()  # nobody begins what another process is about to clear
+        return trained
 
     def one(
         self,
         called: str,
         variant: Variant,
-        run: Run,
         progress: Progress,
         callbacks: Sequence[Callback] = (),
-    ) -> tuple[Trained, Mapping[str, str]]:
-        """Train one variant, or read it from disk if it is done; and what it could not read."""
-        scratch, recipe = self.scratch(), variant.recipe
+    ) -> Trained:
+        """Train one variant, continue it, or read it from disk if it is done."""
+        scratch, folder = self.scratch(), self.run.folder
         self._add(scratch, self.name, variant)
-        out = None if run.folder is None else run.folder / f"variant-{called}.safetensors"
+        out = None if folder is None else folder / f"variant-{called}.safetensors"
         resume = out is not None and has_state(out)
-        if out is not None and resume:
-            spec = scratch.task(self.name).spec
-            identity = identity_of_fit(scratch, spec, self.splits, recipe, test=False)
-            if has_run_of_another(out, identity):
-                raise EngramError(
-                    f"{out} was trained with other settings, data or backbone; repeat the command "
-                    f"of that sweep with {flag('resume', True)}, or start again with "
-                    f"{flag('overwrite', True)}."
-                )
         result = fit(
-            scratch, self.name, self.splits, recipe,
-            out=out, resume=resume, overwrite=True, processes=self.processes, progress=progress,
-            callbacks=callbacks,
+            scratch, self.name, self.splits, variant.recipe,
+            out=out, resume=resume, overwrite=not resume, processes=self.run.processes,
+            progress=progress, callbacks=callbacks,
         )  # fmt: skip
-        engram = scratch.engram(self.name)
-        trained = Trained(variant, result.metrics["val"], engram, result.ending)
-        return trained, result.unreadable
+        return Trained.of(variant, result, scratch.engram(self.name))
 
-    def train_again(self, before: Trained, splits: Splits, run: Run, progress: Progress) -> Trained:
+    def train_again(self, before: Trained, progress: Progress) -> Trained:
         """Train one variant once more, on other splits, for as many epochs as before.
 
         In a run with a folder, it can be interrupted and resumed. Its validation images may be
         among those it learns from, so that they decide nothing: it gets the temperature, thresholds
         and scale of familiarity that were found before.
         """
-        scratch, variant, ending = self.scratch(), before.variant, before.ending
+        variant, ending = before.variant, before.ending
         recipe = variant.recipe.but(patience=0, calibrate="off")
-        self._add(scratch, self.name, variant)
         if ending is not None and ending.early:
-            per_epoch = -(-len(splits["train"]) // recipe.batch)
+            per_epoch = -(-len(self.splits["train"]) // recipe.batch)
             recipe = recipe.but(steps=max(1, round(ending.steps / ending.per_epoch * per_epoch)))
-        out = None if run.folder is None else run.folder / "variant-again.safetensors"
-        result = fit(
-            scratch, self.name, splits, recipe, out=out, resume=out is not None and has_state(out),
-            overwrite=True, processes=self.processes, progress=progress,
-        )  # fmt: skip
-        task, found = scratch.task(self.name), before.engram.tensors
+        again = self.one("again", replace(variant, recipe=recipe), progress)
+        scratch, found = self.scratch(), before.engram.tensors
+        task = scratch.attach(again.engram)
         task.head.divide(before.metrics.get("temperature", 1.0))
         if task.kind.calibrates:  # thresholds are of calibrated probabilities
             for name, value in task.head.fitted.items():
                 value.copy_(found[f"head.{name}"])
         if task.statistics is not None:
             task.statistics.quantiles.copy_(found["statistics.quantiles"])
-        engram = scratch.engram(self.name)
-        return Trained(variant, result.metrics["val"], engram, result.ending)
+        return replace(again, variant=variant, engram=scratch.engram(self.name))
 
-    def end(self, run: Run, result: Result, training: Mapping[str, Any], stopped_at: str) -> None:
-        """`Run.end`, and remove what was kept of variants; a resumed run adds the task again."""
-        try:
-            run.end(self.model, result, training, stopped_at)
-        except Interrupted:
-            self.model.detach(self.name)
-            raise
-        self.clear(run)
+    def end(self, engram: Engram, result: ResultT, record: Mapping[str, Any]) -> ResultT:
+        """Attach the engram that was kept, measure it on the test split, and end the run.
 
-    def clear(self, run: Run) -> None:
-        """Remove what was kept of every variant: the best is written elsewhere by now."""
-        for path in run.file("").glob("variant-*") if run.writes else ():
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        After Ctrl-C the model is left without it, because a resumed run adds the task again.
+        """
+        model = self.scratch() if self.run.stopped_at else self.model
+        model.attach(engram)
+        result = with_test(result, model.eval(), self.splits, self.run, self.recipe.workers)
+        return self.run.end(model, result, record)
 
     def scratch(self) -> MemoryViT:
         """A model for trials, with the tasks that theirs may extend."""
@@ -362,10 +315,7 @@ class SweepRunner:
 
     def _add(self, scratch: MemoryViT, called: str, variant: Variant) -> None:
         spec = self._spec(called, variant)
-        scratch.add(spec, class_init=self.task.class_init, seed=variant.recipe.seed)
+        scratch.add(spec, class_init=variant.task.class_init, seed=variant.recipe.seed)
 
     def _spec(self, called: str, variant: Variant) -> TaskSpec:
-        settings = self.task
-        if "cells" in method_class(settings.regime).setting_names():
-            settings = settings.but(cells=variant.cells)
-        return self.splits.task_spec(called, settings.method(), settings.extends)
+        return self.splits.task_spec(called, variant.task.method(), variant.task.extends)
