@@ -270,8 +270,7 @@ def test_a_picture_that_is_there_twice_keeps_the_mask_of_its_own_view(
     whole = BackboneFeed(made.plan, ProcessGroup())
     [plain] = whole.epoch(0, 0)
     assert torch.equal(item.labels, plain.labels)
-    kept = made.views[0]
-    rows = kept.compute(plain.inputs)
+    rows = made.views[0].cache.compute(plain.inputs)
     assert torch.equal(item.inputs, rows)
 
 

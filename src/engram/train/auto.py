@@ -321,27 +321,29 @@ class Portfolio:
         training.prepare()
         training.begin(self.run.identity)
         solved = self._solved(training) if self.solves else []
-        scores = [float(one.metrics[self.measured_by]) for one, _ in solved]
-        training.to_beat = max(scores, default=-math.inf)
-        training.go(lambda: self._say([one for one, _ in solved], training))
+        training.to_beat = max((self._score(one) for one in solved), default=-math.inf)
+        training.go(lambda: self._say(solved, training))
         training.checkpoint()  # what follows may take long, and is done again after a crash
         training.end()
         trained = [one for one in self.trials if one.metrics]  # others waited to the end
         left = [one for one in trained if not one.dropped]
-        others = [trial for trial, _ in solved]
-        for one in left:
-            if solved and isinstance(one.final.task.method, Side):
-                others.append(self._averaged(training, one, [solution for _, solution in solved]))
+        sides = [one for one in left if isinstance(one.final.task.method, Side)]
+        others = [*solved, *(self._averaged(training, one, solved) for one in sides if solved)]
         self.finished = finished = [*left, *others]
         measured = [one.metrics for one in finished]
         chosen = finished[best_of(self.measured_by, measured)]
         tied = [finished[i] for i in ties(self.measured_by, measured)]
         tried = [
-            self._tried(one, kept=one is chosen, tied=one in tied and len(tied) > 1)
+            Tried.create(
+                self.model.engram(one.final.name), self.measured_by, one.metrics,
+                lr=one.lr, how=one.how, epochs=one.epochs, dropped=one.dropped,
+                kept=one is chosen, tied=one in tied and len(tied) > 1,
+            )
             for one in (*trained, *others)
-        ]
+        ]  # fmt: skip
         rivals = [one.final.held_out for one in finished]
-        rivals += [answers for one in finished for answers in one.rivals]
+        solutions = [one.solution for one in finished if one.solution is not None]
+        rivals += [setting.answers for solution in solutions for setting in solution.tried]
         final = chosen.final
         final.metrics = chosen.metrics
         training.complete(chosen.trainers, rivals)
@@ -349,29 +351,20 @@ class Portfolio:
         variant = Variant(self.settings, self.recipe.but(lr=chosen.lr))
         return Trained(variant, final.metrics, engram, final.ending), final, tried, training
 
-    def _tried(self, one: Trial, **choice: bool) -> Tried:
-        engram = self.model.engram(one.final.name)
-        return Tried.create(
-            engram, self.measured_by, one.metrics,
-            lr=one.lr, how=one.how, epochs=one.epochs, dropped=one.dropped, **choice,
-        )  # fmt: skip
-
-    def _solved(self, training: Training) -> list[tuple[Trial, Solution]]:
+    def _solved(self, training: Training) -> list[Trial]:
         """The best plain head and the best readout, as tasks of the model."""
         training.progress("solving", 0, 2, "")
         solver = Solver.of(training, self._add(Readout.name, whole_readout(self.model.backbone)))
-        found: list[tuple[Trial, Solution]] = []
+        found: list[Trial] = []
         for regime, choices in ((Head.name, (None,)), (Readout.name, solver.columns.choices)):
             solution = solver.best(choices)
             trainers = self._trainers(regime, solution.reads)
             for fold, one in enumerate(trainers):
                 solution.put_into(one.task, fold)
             trainers[-1].held_out = solution.answers
-            rivals = [one.answers for one in solution.tried]
-            trial = Trial(trainers, how="solved", metrics=solution.metrics, rivals=rivals)
-            found.append((trial, solution))
+            found.append(Trial(trainers, solution=solution, metrics=solution.metrics))
             if len(found) < 2:
-                training.progress("solving", len(found), 2, self._answer(found[0][0]))
+                training.progress("solving", len(found), 2, self._answer(found[0]))
         return found
 
     def _say(self, solved: Sequence[Trial], training: Training) -> None:
@@ -384,21 +377,22 @@ class Portfolio:
             training.progress("solving", len(solved), len(solved), note)
 
     def _answer(self, one: Trial) -> str:
-        score = self.kind.shown(float(one.metrics[self.measured_by]))
-        return f"{one.final.task.spec.regime} {score}"
+        return f"{one.final.task.spec.regime} {self.kind.shown(self._score(one))}"
 
-    def _averaged(self, training: Training, side: Trial, solved: Sequence[Solution]) -> Trial:
+    def _score(self, one: Trial) -> float:
+        return float(one.metrics[self.measured_by])
+
+    def _averaged(self, training: Training, side: Trial, solved: Sequence[Trial]) -> Trial:
         """The best average of a side task with a solved one."""
         made = []
-        for solution in solved:
+        for solution in (one.solution for one in solved if one.solution is not None):
             regime = SideReadout.name if solution.reads else Side.name
             trainers = self._trainers(regime, solution.reads)
             for fold, (one, own) in enumerate(zip(trainers, side.trainers, strict=True)):
                 self._average(one.task, own.task, solution, fold)
             training.measure(trainers)
             trainers[-1].ending = side.final.ending
-            metrics = trainers[-1].metrics
-            made.append(Trial(trainers, how="averaged", lr=side.lr, metrics=metrics))
+            made.append(Trial(trainers, lr=side.lr, metrics=trainers[-1].metrics))
         return made[best_of(self.measured_by, [one.metrics for one in made])]
 
     def _average(self, task: Task, side: Task, solution: Solution, fold: int) -> None:

@@ -9,9 +9,9 @@ fold's bank says about the images that it did not see decides the threshold.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -41,15 +41,6 @@ _CANDIDATES = 20  # times as many patches as the bank has: the coreset is chosen
 _PROJECTED = 64  # width of the random projection in which it is chosen
 
 
-class _Seen(NamedTuple):
-    """The patches of a split: image `rows[i]` is sample `samples[i]`."""
-
-    patches: Tensor  # (images, patches, features), in half precision
-    rows: Tensor
-    labels: Tensor
-    samples: Tensor
-
-
 class PatchFeed:
     """The backbone runs once for every image; from then on its patches are in memory.
 
@@ -65,51 +56,44 @@ class PatchFeed:
         self.per_epoch = plan.per_epoch
         self.bad: dict[str, str] = {}
         self._size, self._grid = plan.model.preprocessing.size, (0, 0)
-        stored = _stored(plan, processes, progress)
+        stored, folds = _stored(plan, processes, progress), plan.splits.folds
         self.train = self._read("train", stored, progress)
-        if plan.splits.folds is not None:
-            self.val = self._held_out_in_turn()
-        else:
-            self.val = self._read("val", stored, progress)
+        # with folds, validation images are training images
+        self.val = self.train if folds else self._read("val", stored, progress)
 
-    def _read(self, split: str, stored: CacheFeed | None, progress: Progress) -> _Seen:
-        """Read the patches of a split, as many as fit into memory."""
+    def _read(self, split: str, stored: CacheFeed | None, progress: Progress) -> BatchShard:
+        """Read the patches of a split in half precision, as many as fit into memory."""
         dataset = self.plan.splits[split]
         count = counter(progress, "reading patches", len(dataset))
         found, room = [], _IN_MEMORY
-        for patches, labels, samples, failed in self._patches(split, stored):
-            self._grid = patches.grid
-            found.append((patches.tokens.half().cpu(), labels, samples))
-            room -= 2 * patches.tokens.numel()
-            count(len(samples) + failed)
+        for share in self._patches(split, stored):
+            found.append((share.inputs.half().cpu(), share.labels, share.samples))
+            room -= 2 * share.inputs.numel()
+            count(len(share.samples) + share.failed)
             if room < 0:
                 break
         if not found:
             raise EngramError(f"{dataset.name}: no image of the {split} split can be read.")
-        kept, labels, samples = (torch.cat(parts) for parts in zip(*found, strict=True))
+        read = BatchShard(*(torch.cat(parts) for parts in zip(*found, strict=True)))
         if room < 0 and self.processes.main:
+            images, whole = len(read.samples), counted(len(dataset), "image")
             notice = (
-                f"{len(kept):,} of {counted(len(dataset), 'image')} of the {split} split are read, "
-                f"drawn at random: their patches take {storage(_IN_MEMORY)} of memory."
+                f"{images:,} of {whole} of the {split} split are read, drawn at random: their "
+                f"patches take {storage(_IN_MEMORY)} of memory."
             )
             warnings.warn(notice, Notice, stacklevel=2)
-        return _Seen(kept, torch.arange(len(kept)), labels, samples)
+        return read
 
-    def _patches(
-        self, split: str, stored: CacheFeed | None
-    ) -> Iterator[tuple[Patches, Tensor, Tensor, int]]:
-        """Patches, labels, sample numbers, and how many images of a batch cannot be read."""
-        model, plan, name = self.model, self.plan, self.plan.specs[-1].name
+    def _patches(self, split: str, stored: CacheFeed | None) -> Iterator[BatchShard]:
+        """Patches (images, patches, features) of a split, in batches."""
+        model, plan, names = self.model, self.plan, [self.plan.specs[-1].name]
         if stored is not None:
-            shares = stored.epoch(0, 0) if split == "train" else stored.validation()
-            for share in shares:
+            self.bad |= stored.bad
+            for share in stored.epoch(0, 0) if split == "train" else stored.validation():
                 with torch.inference_mode():
                     cached = stored.cached(share.inputs)
-                    inputs = head_inputs_from_cache(model, [name], cached, self._size)
-                patches = inputs[name].patches
-                assert patches is not None
-                yield patches, share.labels, share.samples, share.failed
-            self.bad |= stored.bad
+                    found = head_inputs_from_cache(model, names, cached, self._size)
+                yield replace(share, inputs=self._tokens(found))
             return
         loader = Loader(
             plan.splits[split], model.preprocessing, _BATCH,
@@ -121,41 +105,34 @@ class PatchFeed:
             if len(batch.indices):
                 pixels = to_device(batch.images, self.processes.device)
                 with torch.inference_mode():
-                    pixels = normalise(pixels, model.preprocessing)
-                    patches = head_inputs(model, [name], pixels)[name].patches
-                assert patches is not None
-                yield patches, batch.labels, batch.indices, len(batch.failed)
+                    found = head_inputs(model, names, normalise(pixels, model.preprocessing))
+                patches, failed = self._tokens(found), len(batch.failed)
+                yield BatchShard(patches, batch.labels, batch.indices, failed)
 
-    def _held_out_in_turn(self) -> _Seen:
-        """Of folds, whose validation images are training images."""
-        train, val = self.plan.splits["train"], self.plan.splits["val"]
-        rows = {int(train.order[s]): i for i, s in enumerate(self.train.samples.tolist())}
-        pairs = [(rows[int(row)], i) for i, row in enumerate(val.order) if int(row) in rows]
-        own, samples = torch.tensor(pairs, dtype=torch.long).view(-1, 2).unbind(1)
-        return _Seen(self.train.patches, own, self.train.labels[own], samples)
+    def _tokens(self, found: Mapping[str, HeadInput]) -> Tensor:
+        (inputs,) = found.values()
+        assert inputs.patches is not None
+        self._grid = inputs.patches.grid
+        return inputs.patches.tokens
 
     def near_duplicates(self) -> Integers:
         """Group numbers of the training images: near-duplicates are in one group."""
-        means = [self.train.patches[row].float().mean(0) for row in self.train.rows.tolist()]
+        means = [patches.float().mean(0) for patches in self.train.inputs]
         return dataset_groups(self.plan.splits["train"], self.train.samples, torch.stack(means))
 
     def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
-        return self._shares(self.train, skip)
+        rows = torch.arange(skip * self.plan.recipe.batch, len(self.train.samples))
+        return self._shares(self.train, rows)
 
     def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
-        seen = self.val
-        if samples is not None:
-            places = {sample: i for i, sample in enumerate(seen.samples.tolist())}
-            own = torch.tensor([places[i] for i in samples.tolist() if i in places]).long()
-            seen = _Seen(seen.patches, seen.rows[own], seen.labels[own], seen.samples[own])
-        return self._shares(seen)
+        rows = {sample: row for row, sample in enumerate(self.val.samples.tolist())}
+        wanted = sorted(rows) if samples is None else samples.tolist()
+        return self._shares(self.val, torch.tensor([rows[i] for i in wanted if i in rows]).long())
 
-    def _shares(self, seen: _Seen, skip: int = 0) -> Iterator[BatchShard]:
-        size = self.plan.recipe.batch
-        for start in range(skip * size, len(seen.samples), size):
-            own = slice(start + self.processes.rank, start + size, self.processes.world)
-            patches = seen.patches[seen.rows[own]]
-            yield BatchShard(patches, seen.labels[own], seen.samples[own])
+    def _shares(self, images: BatchShard, rows: Tensor) -> Iterator[BatchShard]:
+        for batch in torch.split(rows, self.plan.recipe.batch):
+            own = batch[self.processes.rank :: self.processes.world]
+            yield BatchShard(images.inputs[own], images.labels[own], images.samples[own])
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         tokens = to_device(inputs, self.processes.device).float()
@@ -176,7 +153,7 @@ def _stored(plan: FeedPlan, processes: ProcessGroup, progress: Progress) -> Cach
         return None
     feed = CacheFeed(plan, processes)
     feed.scan(progress)
-    if feed.missing():
+    if any(feed.missing()):
         return None
     feed.fill(progress)  # checks what is there
     return feed
@@ -193,7 +170,7 @@ def fill_banks(training: Training, names: Sequence[str]) -> None:
     for fold, name in enumerate(names):
         training.progress("choosing patches", fold, len(names))
         task = model.task(name)
-        own = seen.patches
+        own = seen.inputs
         if folds is not None and name != names[-1]:
             own = own[folds.learned_from(seen.samples, fold)]
         chosen = coreset(own.flatten(0, 1), task.head.out_features, training.recipe.seed)

@@ -86,24 +86,18 @@ def tokens_of(backbone: ViT, preprocessing: Preprocessing) -> int:
 Keeps = Literal["layers", "all", "final", "keys", "statistics"]
 
 
-def _rows_of(backbone: ViT, preprocessing: Preprocessing, keeps: Keeps) -> int:
-    """The tokens that are kept of an image."""
-    n, depth = tokens_of(backbone, preprocessing), backbone.config.depth
-    kept = {
-        "layers": depth * n,
-        "all": (depth + 1) * n,
-        "keys": depth * 2 * n,
-        "final": n,
-        "statistics": (depth + 1) * statistics_per_layer(backbone.config.class_token)
-        + grid_count(depth)
-        + backbone.config.pooler,
-    }
-    return kept[keeps] + 1
-
-
 def row_bytes(backbone: ViT, preprocessing: Preprocessing, keeps: Keeps = "layers") -> int:
     """The disk that one image takes."""
-    return _rows_of(backbone, preprocessing, keeps) * backbone.config.width * 2
+    n, config = tokens_of(backbone, preprocessing), backbone.config
+    statistics = (config.depth + 1) * statistics_per_layer(config.class_token)
+    tokens = {
+        "layers": config.depth * n,
+        "all": (config.depth + 1) * n,
+        "keys": config.depth * 2 * n,
+        "final": n,
+        "statistics": statistics + grid_count(config.depth) + config.pooler,
+    }
+    return (tokens[keeps] + 1) * config.width * 2
 
 
 class Cache:
@@ -121,8 +115,8 @@ class Cache:
         self.backbone, self.preprocessing, self.view = backbone, preprocessing, view
         self.keeps, self.dtype = keeps, dtype
         self.tokens = tokens_of(backbone, preprocessing)
-        self.shape = (_rows_of(backbone, preprocessing, keeps), config.width)
         self.row_bytes = row_bytes(backbone, preprocessing, keeps)
+        self.shape = (self.row_bytes // (2 * config.width), config.width)
         meta = {
             "format": FORMAT,
             "backbone": backbone.source,
@@ -280,20 +274,17 @@ class Cache:
         cache. Processes that work together each take a share, which the contents alone decide, so
         what others write meanwhile leaves no picture out.
         """
-        bad: dict[str, str] = {}
+        processes, loader = processes or ProcessGroup(), self.loader(dataset, workers, batch)
         if self._missing(contents, processes):
             with contextlib.ExitStack() as turn:
-                if processes is None or processes.world == 1:
+                if processes.world == 1:
                     with contextlib.suppress(OSError):  # a disk without locks: it costs work alone
                         turn.enter_context(FileLock(self.folder / "lock", mode=0o600))
                     self.refresh()
-                missing = self._missing(contents, processes)
-                loader = self.loader(dataset, workers, batch)
-                self._write(loader, contents, missing, progress)
-            bad = loader.bad
-        if processes is not None:
-            processes.wait()
-            bad = {name: why for shared in processes.gather([bad]) for name, why in shared.items()}
+                self._write(loader, contents, self._missing(contents, processes), progress)
+        processes.wait()
+        found = processes.gather([loader.bad])
+        bad = {name: why for shared in found for name, why in shared.items()}
         self.refresh()
         for i, content in enumerate(contents):  # of pictures with the same bytes one was tried
             if content not in self:
@@ -301,17 +292,14 @@ class Cache:
                 bad.setdefault(name, f"{name}: the file cannot be read")
         return bad
 
-    def _missing(self, contents: Sequence[str], processes: ProcessGroup | None) -> list[int]:
+    def _missing(self, contents: Sequence[str], processes: ProcessGroup) -> list[int]:
         """The samples that this process is to store."""
-        rank, world = (0, 1) if processes is None else (processes.rank, processes.world)
-        seen: set[str] = set()
-        missing = []
+        first: dict[str, int] = {}
         for i, content in enumerate(contents):
-            if content and content not in self._where and content not in seen:
-                seen.add(content)
-                if int(content[:8], 16) % world == rank:
-                    missing.append(i)
-        return missing
+            if content and content not in self._where:
+                first.setdefault(content, i)
+        rank, world = processes.rank, processes.world
+        return [i for content, i in first.items() if int(content[:8], 16) % world == rank]
 
     def _write(
         self,

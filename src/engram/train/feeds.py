@@ -122,6 +122,69 @@ class BackboneFeed:
         return normalise(to_device(inputs, self.processes.device), self.preprocessing)
 
 
+@dataclass(eq=False)
+class CachedImages:
+    """Images of a dataset as a cache has them: `contents` are their hashes, "" for bad ones."""
+
+    cache: Cache
+    dataset: Dataset
+    contents: Sequence[str]
+    masks: dict[int, bytes] | None = None  # as the view shows them, compressed: some hundred bytes
+
+    def absent(self) -> set[tuple[Cache, str]]:
+        """Rows that are not stored yet."""
+        return {(self.cache, one) for one in self.contents if one and one not in self.cache}
+
+    def forget_damaged(self, processes: ProcessGroup) -> None:
+        """Check every stored row; damaged ones are computed again."""
+        rank, world = processes.rank, processes.world
+        own = [one for one in self.contents if one and int(one[:8], 16) % world == rank]
+        damaged = processes.gather(self.cache.damaged(own))
+        self.cache.forget(damaged)
+        if damaged and processes.main:
+            notice = (
+                f"The cache in {self.cache.folder} is damaged: {len(damaged)} of its rows are not "
+                "what was written. They are computed again."
+            )
+            warnings.warn(notice, Notice, stacklevel=2)
+
+    def read_masks(self, workers: int, progress: Progress) -> dict[str, str]:
+        """Keep every mask, in every process: which it will need depends on the epoch.
+
+        Gives those that cannot be read, by name.
+        """
+        kept, loader = dict[int, bytes](), self.cache.loader(self.dataset, workers, only="masks")
+        for found in loader.epoch(self.cache.view.number, samples=range(len(self.dataset))):
+            for i, mask in zip(found.indices.tolist(), found.labels, strict=True):
+                kept[i] = zlib.compress(mask.numpy().tobytes(), 1)
+            progress("masks", len(kept), len(self.dataset))
+        self.masks = kept
+        return loader.bad
+
+    def read(self, samples: Integers, only_pooled: bool) -> BatchShard:
+        """Rows and labels of those of these images that could be read."""
+        good = [int(i) for i in samples if self.contents[i] in self.cache]
+        good = [i for i in good if self.masks is None or i in self.masks]
+        rows = self.cache.read([self.contents[i] for i in good], only_pooled)
+        chosen = torch.tensor(good).long()
+        return BatchShard(rows, self._labels(good), chosen, len(samples) - len(good))
+
+    def _labels(self, samples: list[int]) -> Tensor:
+        if self.masks is None:
+            return torch.from_numpy(self.dataset.labels[samples])
+        masks = bytearray().join(zlib.decompress(self.masks[i]) for i in samples)
+        found = torch.frombuffer(masks, dtype=torch.uint8) if samples else torch.zeros(0).byte()
+        return found.view(-1, *self.cache.preprocessing.size)
+
+    def class_tokens(self, processes: ProcessGroup) -> tuple[Tensor, Tensor]:
+        """Sample numbers of the images that are stored, and their class tokens."""
+        good = [i for i, content in enumerate(self.contents) if content in self.cache]
+        own = good[processes.rank :: processes.world]
+        tokens = self.cache.class_tokens([self.contents[i] for i in own])
+        samples, parts = zip(*processes.gather([(torch.tensor(own), tokens)]), strict=True)
+        return torch.cat(samples), torch.cat(parts)
+
+
 class CacheFeed:
     """The backbone runs once for every image (and view); from then on its tokens are read.
 
@@ -129,174 +192,114 @@ class CacheFeed:
     """
 
     cache = "on"
+    views: list[CachedImages]  # training images, in turn by epoch
+    train: CachedImages  # as they are
+    val: CachedImages
     sees_all: bool  # every training image as it is, so that all can be compared
 
     def __init__(self, plan: FeedPlan, processes: ProcessGroup) -> None:
         self.plan, self.model, self.recipe = plan, plan.model, plan.recipe
         self.processes = processes
-        self.train, self.val = plan.splits["train"], plan.splits["val"]
         self.per_epoch = plan.per_epoch
         self.plain = plan.augment == "none"
         self.bad: dict[str, str] = {}
-        self._masks: dict[tuple[Cache, Dataset], dict[int, bytes]] = {}
 
     def scan(self, progress: Progress) -> None:
         """Hash every image, and open the caches that belong to them."""
-        folds = self.plan.splits.folds
+        splits, cache = self.plan.splits, self.plan.cache()
+        train, val, folds = splits["train"], splits["val"], splits.folds
         same = folds is not None  # validation images are the training images
-        images = len(self.train) + (0 if same else len(self.val))
-        count = counter(progress, "hashing images", images)
-        self._train_contents = contents_of(self.train, count)
-        self._val_contents = self._train_contents if same else contents_of(self.val, count)
-        val, contents = self.val, self._val_contents
-        if folds is not None and not self.plain:  # others are only seen augmented
-            val = val.subset(folds.all_held_out)
-            contents = [contents[i] for i in folds.all_held_out]
-        self.sees_all = self.plain or (same and len(val) == len(self.train))
-        both = [*self._train_contents, *contents]
+        count = counter(progress, "hashing images", len(train) + (0 if same else len(val)))
+        contents = contents_of(train, count)
+        self.train = CachedImages(cache, train, contents)
+        self.val = CachedImages(cache, val, contents if same else contents_of(val, count))
+        self.views, held_out = [self.train], self.val
+        if not self.plain:
+            self.views = self._augmented_views(contents)
+            if folds is not None:  # others are only seen augmented
+                some = folds.all_held_out
+                held_out = CachedImages(cache, val.subset(some), [contents[i] for i in some])
+        self.sees_all = self.plain or (same and len(held_out.dataset) == len(train))
+        both = [*contents, *held_out.contents]
         self.contents = sha256("\n".join(both).encode()).hexdigest()
-        self._plain = self.plan.cache()
-        self.views = [self._plain] if self.plan.augment == "none" else self._augmented_views()
-        self._stores = [(cache, self.train, self._train_contents) for cache in self.views]
-        self._stores.append((self._plain, val, contents))
+        self._stored = [*self.views, held_out]
 
-    def _augmented_views(self) -> list[Cache]:
-        if self.train.masks is not None:  # images with the same bytes have views of their own
-            self._train_contents = [
+    def _augmented_views(self, contents: Sequence[str]) -> list[CachedImages]:
+        train, recipe = self.plan.splits["train"], self.recipe
+        if train.masks is not None:  # images with the same bytes have views of their own
+            contents = [
                 content and sha256(f"{i} {content}".encode()).hexdigest()
-                for i, content in enumerate(self._train_contents)
+                for i, content in enumerate(contents)
             ]
-        of = sha256("".join(self._train_contents).encode()).hexdigest()
-        given = self.plan.augment, self.plan.splits.flip, self.recipe.min_area
-        seed, views = self.recipe.data_seed, self.recipe.views
-        return [self.plan.cache(View(*given, seed, number, of)) for number in range(views)]
+        of = sha256("".join(contents).encode()).hexdigest()
+        given = self.plan.augment, self.plan.splits.flip, recipe.min_area, recipe.data_seed
+        views = [View(*given, number, of) for number in range(recipe.views)]
+        return [CachedImages(self.plan.cache(view), train, contents) for view in views]
 
-    def _absent(self) -> dict[Cache, set[str]]:
-        """Hashes of images that are not stored yet, by cache."""
-        rows: dict[Cache, set[str]] = {}
-        for cache, _, contents in self._stores:
-            rows.setdefault(cache, set()).update(c for c in contents if c and c not in cache)
-        return rows
-
-    def missing(self) -> int:
-        """The bytes that filling will add."""
-        return sum(cache.row_bytes * len(absent) for cache, absent in self._absent().items())
+    def missing(self) -> tuple[int, int]:
+        """Rows that filling will add, and their bytes."""
+        rows = len(set[tuple[Cache, str]]().union(*(one.absent() for one in self._stored)))
+        return rows, rows * self.val.cache.row_bytes
 
     def fill(self, progress: Progress) -> None:
         """Run the backbone on what is not stored yet, and list what cannot be read."""
         progress("checking the cache", 0, 0)
-        self._forget_damaged()
-        missing = sum(map(len, self._absent().values()))
-        count = counter(progress, "caching", missing, storage(self.missing()), self.processes.world)
-        for cache, dataset, contents in self._stores:
-            found = cache.fill(
-                dataset, contents,
-                workers=self.recipe.workers, processes=self.processes, progress=count,
+        for one in self._stored:
+            one.forget_damaged(self.processes)
+        (rows, size), workers = self.missing(), self.recipe.workers
+        count = counter(progress, "caching", rows, storage(size), self.processes.world)
+        for one in self._stored:
+            found = one.cache.fill(
+                one.dataset, one.contents,
+                workers=workers, processes=self.processes, progress=count,
             )  # fmt: skip
             self.bad = found | self.bad
-            if dataset.masks is not None:
-                self._read_masks(cache, dataset, progress)
-
-    def _forget_damaged(self) -> None:
-        """Check every stored row that will be read; damaged ones are computed again."""
-        rank, world = self.processes.rank, self.processes.world
-        for cache, _, contents in self._stores:
-            own = [c for c in contents if c and int(c[:8], 16) % world == rank]
-            damaged = self.processes.gather(cache.damaged(own))
-            cache.forget(damaged)
-            if damaged and self.processes.main:
-                notice = (
-                    f"The cache in {cache.folder} is damaged: {len(damaged)} of its rows are not "
-                    "what was written. They are computed again."
-                )
-                warnings.warn(notice, Notice, stacklevel=2)
-
-    def _read_masks(self, cache: Cache, dataset: Dataset, progress: Progress) -> None:
-        """Keep every mask as the view shows it, compressed: a few hundred bytes each.
-
-        Every process reads all of them: which it will need depends on the epoch.
-        """
-        kept: dict[int, bytes] = {}
-        loader = cache.loader(dataset, self.recipe.workers, only="masks")
-        for found in loader.epoch(cache.view.number, samples=range(len(dataset))):
-            for i, mask in zip(found.indices.tolist(), found.labels, strict=True):
-                kept[i] = zlib.compress(mask.numpy().tobytes(), 1)
-            progress("masks", len(kept), len(dataset))
-        self.bad.update(loader.bad)
-        self._masks[cache, dataset] = kept
-
-    def _labels(self, cache: Cache, dataset: Dataset, samples: list[int]) -> Tensor:
-        if dataset.masks is None:
-            return torch.from_numpy(dataset.labels[samples])
-        kept, (height, width) = self._masks[cache, dataset], cache.preprocessing.size
-        masks = bytearray().join(zlib.decompress(kept[i]) for i in samples)
-        if not samples:
-            return torch.zeros(0, height, width, dtype=torch.uint8)
-        return torch.frombuffer(masks, dtype=torch.uint8).view(-1, height, width)
+            if one.dataset.masks is not None:
+                self.bad |= one.read_masks(workers, progress)
 
     def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
-        cache, order = self.views[epoch % len(self.views)], self.plan.order(epoch, balanced)
-        for used in (cache, self._plain):
-            used.touch()
-        yield from self._shares(cache, self.train, self._train_contents, order, skip)
+        view = self.views[epoch % len(self.views)]
+        for used in (view, self.val):
+            used.cache.touch()
+        yield from self._shares(view, self.plan.order(epoch, balanced), skip)
 
     def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
         order = self.plan.splits.held_out if samples is None else samples
-        yield from self._shares(self._plain, self.val, self._val_contents, order, 0)
+        yield from self._shares(self.val, order)
 
-    def _shares(
-        self, cache: Cache, dataset: Dataset, contents: list[str], order: Integers, skip: int
-    ) -> Iterator[BatchShard]:
-        size, masks = self.recipe.batch, self._masks.get((cache, dataset))
-
-        def read() -> Iterator[BatchShard]:
-            for start in range(skip * size, len(order), size):
-                batch = order[start : start + size][self.processes.rank :: self.processes.world]
-                good = [int(i) for i in batch if contents[i] in cache]
-                good = [i for i in good if masks is None or i in masks]
-                rows = cache.read([contents[i] for i in good], self.plan.only_pooled)
-                labels = self._labels(cache, dataset, good)
-                yield BatchShard(rows, labels, torch.tensor(good).long(), len(batch) - len(good))
-
-        return prefetched(read())
+    def _shares(self, images: CachedImages, order: Integers, skip: int = 0) -> Iterator[BatchShard]:
+        size, own = self.recipe.batch, slice(self.processes.rank, None, self.processes.world)
+        starts = range(skip * size, len(order), size)
+        return prefetched(
+            images.read(order[start : start + size][own], self.plan.only_pooled) for start in starts
+        )
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        return self.model.from_cache(self.cached(inputs), tasks, self._plain.preprocessing.size)
+        return self.model.from_cache(self.cached(inputs), tasks, self.model.preprocessing.size)
 
     def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        size = self._plain.preprocessing.size
+        size = self.model.preprocessing.size
         return self.model.embed_from_cache(self.cached(inputs), tasks, size)
 
     def cached(self, inputs: Tensor) -> Cached:
         """Features of the backbone from the inputs of a share."""
-        return self._plain.features(to_device(inputs, self.processes.device))
+        return self.val.cache.features(to_device(inputs, self.processes.device))
 
     def near_duplicates(self) -> Integers:
         """Group numbers of the training images.
 
         Near-duplicates are in one group, as are images that belong together by a column.
         """
-        found = self._class_tokens(self.train, self._train_contents)
-        return dataset_groups(self.train, *found)
+        return dataset_groups(self.train.dataset, *self.train.class_tokens(self.processes))
 
     def known_in_validation(self) -> int:
         """How many images of a validation split are near-duplicates of training images."""
-        _, train = self._class_tokens(self.train, self._train_contents)
-        _, val = self._class_tokens(self.val, self._val_contents)
+        (_, train), (_, val) = (x.class_tokens(self.processes) for x in (self.train, self.val))
         if not len(train) or not len(val):
             return 0
         unit = directions(torch.cat([val, train]))
         nearest = (part @ unit[len(val) :].mT for part in torch.split(unit[: len(val)], 1_024))
         return sum(int((cosines.amax(1) >= SIMILAR).sum()) for cosines in nearest)
-
-    def _class_tokens(self, dataset: Dataset, contents: list[str]) -> tuple[Tensor, Tensor]:
-        """Sample numbers of a dataset's images as they are, and their class tokens."""
-        good = [i for i in range(len(dataset)) if contents[i] in self._plain]
-        own = good[self.processes.rank :: self.processes.world]
-        tokens = self._plain.class_tokens([contents[i] for i in own])
-        found = self.processes.gather([(torch.tensor(own), tokens)])
-        samples, parts = zip(*found, strict=True)
-        return torch.cat(samples), torch.cat(parts)
 
 
 def open_feed(plan: FeedPlan, processes: ProcessGroup, progress: Progress = silent) -> Feed:
@@ -309,14 +312,15 @@ def open_feed(plan: FeedPlan, processes: ProcessGroup, progress: Progress = sile
     if not (reason or large or recipe.cache == "off"):
         feed = CacheFeed(plan, processes)
         feed.scan(progress)
-        fits = not processes.main or make_room(feed.missing())
-        if not any(processes.gather([not fits or feed.missing() > 0.8 * room()])):
+        _, missing = feed.missing()
+        fits = not processes.main or make_room(missing)
+        if not any(processes.gather([not fits or missing > 0.8 * room()])):
             feed.fill(progress)
             return feed
         free = f"{room() / 1e9:.2g} GB are free"
         if limit() < math.inf:
             free += f", and ENGRAM_CACHE_LIMIT is {limit() / 1e9:g}"
-        large = f"it would take {feed.missing() / 1e9:.2g} GB more, and {free}"
+        large = f"it would take {missing / 1e9:.2g} GB more, and {free}"
     reason = reason or large
     if recipe.cache == "on" and reason:
         raise EngramError(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engram.data.folds import Integers
 from engram.tasks.class_statistics import ClassStatistics
 from engram.train.feeds import BatchShard
 from engram.train.task_trainer import TaskTrainer
+from engram.train.validation import HeldOut
 from engram.util.processes import ProcessGroup
 
 if TYPE_CHECKING:
@@ -51,21 +51,16 @@ def keep_statistics(
             sums[one.name].add(found[one.name][rows], groups[rows])
     for added in sums.values():
         added.finish()
-    asked: list[tuple[Sequence[TaskTrainer], Integers | None]] = [(final, None)]
-    if folds is not None:
-        folded = [(one, one.fold) for one in trainers if one.fold is not None]
-        asked = [([one], folds.samples(fold)) for one, fold in folded]
-    seen: dict[str, list[tuple[Tensor, Tensor]]] = {one.name: [] for one in final}
-    for some, samples in asked:
+    measured: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {one.name: [] for one in final}
+    for some, samples in training.asked(trainers):
         held_out = training.feed.validation(samples)
         for shard, found in features_of(training, held_out, [one.name for one in some]):
             for one in some:
-                likeness = sums[one.name].statistics.likeness(found[one.name])
-                seen[one.trial].append((likeness.cpu(), shard.samples))
+                likeness = sums[one.name].statistics.likeness(found[one.name]).cpu()
+                measured[one.trial].append((likeness, shard.samples, shard.samples))
     for one in final:
-        statistics, nothing = sums[one.name].statistics, (torch.zeros(0), torch.zeros(0).long())
-        values, places = zip(nothing, *training.processes.gather(seen[one.name]), strict=True)
-        likeness = torch.cat(values)[torch.cat(places).argsort()]
+        statistics = sums[one.name].statistics
+        likeness = HeldOut.joined(training.processes.gather(measured[one.name])).outputs
         known = statistics.adjust(likeness)
         if old is not None:  # as usual for images of both, or of the first alone
             share = float(old.counts.sum() / statistics.counts.sum()) if known else 1.0

@@ -14,10 +14,11 @@ from engram.data.loader import Transform
 from engram.model import MemoryViT
 from engram.train.recipe import Recipe
 from engram.train.run import Run
+from engram.train.solve import Solution
 from engram.train.task_trainer import TaskTrainer
 from engram.train.trainable import train_only
 from engram.train.training import Training
-from engram.train.validation import HeldOut, best_of, noise
+from engram.train.validation import best_of, noise
 
 #: Scouts train for a share of the recipe's epochs, but at most for one of the steps: up to the
 #: validation that is nearest to it.
@@ -27,23 +28,25 @@ _HOPELESS = 4.0  # times the margin of a tie, below what was solved
 
 @dataclass(eq=False)
 class Trial:
-    """Tasks that are tried as one: for every fold, and last for all images; and their scout."""
+    """Tasks that are tried as one: for every fold, and last for all images."""
 
     trainers: Sequence[TaskTrainer]
-    scout: TaskTrainer | None = None  # None: it was solved, or averaged
+    scout: TaskTrainer | None = None  # of what is trained
     waits: bool = False  # until the trial next to it, at another rate, is the best so far
-    how: str = "trained"  # or solved, or averaged
+    solution: Solution | None = None  # of what was solved
     lr: float = 0.0  # 0: it was solved
     #: Of held-out images, as last measured.
     metrics: dict[str, Any] = field(default_factory=dict)
-    #: Answers of all that it was chosen from itself: the settings of a solved head.
-    rivals: Sequence[HeldOut] = ()
     epochs: float = 0.0  # of training, until it was dropped or done
     dropped: bool = False  # before the end of its training
 
     @property
     def final(self) -> TaskTrainer:
         return self.trainers[-1]
+
+    @property
+    def how(self) -> str:
+        return "trained" if self.scout else "solved" if self.solution else "averaged"
 
 
 class Screening(Training):

@@ -60,7 +60,7 @@ class Training:
         self._take(trainers)
         self.dtype = torch.float32
         # Where it is
-        self.step, self.spent, self.began = 0, 0.0, 0.0
+        self.step = 0
         self.first = 0  # the step at which these trainers began
         self.history: list[dict[str, float]] = []
         self.unreadable: dict[str, str] = {}
@@ -182,7 +182,7 @@ class Training:
         From when `first` is called, a signal stops it after a checkpoint: Ctrl-C sets `stopped_at`
         of the run where there is an answer to keep, and everything else raises `Interrupted`.
         """
-        self.began = saved = time.perf_counter()
+        saved = time.perf_counter()
         with stoppable() as stop:
             first()
             self.progress("training", self.step, self.steps)
@@ -258,7 +258,7 @@ class Training:
             outputs = self._outputs(inputs, self.names)
             weights = self._fold_weights(samples)
             each = torch.stack(
-                [one.loss(outputs[one.name], targets, weights[one.fold]) for one in trainers]
+                [one.loss(outputs[one.name], targets, weights.get(one.fold)) for one in trainers]
             )
             (each * scales).sum().backward()  # type: ignore[no-untyped-call]
             losses += each.detach()
@@ -278,14 +278,13 @@ class Training:
         self._show(float(self.losses.mean()) / max(1, self.seen))
         return bool(asked)
 
-    def _fold_weights(self, samples: Tensor) -> dict[int | None, Tensor | None]:
+    def _fold_weights(self, samples: Tensor) -> dict[int | None, Tensor]:
         """By fold, the weights of images in the loss; without a fold, all count."""
-        folds, numbers = self.splits.folds, {one.fold for one in self.trainers}
-        found: dict[int | None, Tensor | None] = {None: None}
-        for fold in numbers:
-            if folds is not None and fold is not None:
-                found[fold] = to_device(folds.weights(samples, fold), self.processes.device)
-        return found
+        folds, device = self.splits.folds, self.processes.device
+        if folds is None:
+            return {}
+        numbers = {one.fold for one in self.trainers if one.fold is not None}
+        return {fold: to_device(folds.weights(samples, fold), device) for fold in numbers}
 
     def _show(self, loss: float) -> None:
         self.progress("training", self.step, self.steps, f"loss {loss:.3f}{self.judged}")
@@ -362,7 +361,7 @@ class Training:
         In cross-validation, those of the task that did not learn from the image.
         """
         self.model.eval()
-        asked = self._asked(trainers)
+        asked = self.asked(trainers)
         if batches is not None:
             few = -(-batches * self.recipe.batch // len(asked))
             asked = [(some, samples[:few]) for some, samples in asked]
@@ -388,7 +387,7 @@ class Training:
         self.model.train()
         return {one: HeldOut.joined(self.processes.gather(kept[one]), failed) for one in kept}
 
-    def _asked(
+    def asked(
         self, trainers: Sequence[TaskTrainer]
     ) -> list[tuple[Sequence[TaskTrainer], Integers]]:
         """Validation images by fold, with the trainers that are asked about them."""
@@ -448,7 +447,6 @@ class Training:
                 "identity": self.identity,
                 "feed": self.fed,
                 "step": self.step,
-                "seconds": self.spent + time.perf_counter() - self.began,
                 "history": self.history,
                 "seen": self.seen,
                 "unreadable": self.unreadable,
@@ -463,11 +461,11 @@ class Training:
         return {}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        self.step, self.history, self.spent = state["step"], state["history"], state["seconds"]
-        self.losses, self.seen = state["tensors"]["losses"], state["seen"]
+        self.step, self.history, self.seen = state["step"], state["history"], state["seen"]
+        self.losses, tensors = state["tensors"]["losses"], state["tensors"]
         self.unreadable.update(state["unreadable"])
         for i, trainer in enumerate(self.trainers):
-            own, tensors = f"{i}.", state["tensors"]
+            own = f"{i}."
             kept = {k.removeprefix(own): v for k, v in tensors.items() if k.startswith(own)}
             trainer.restore(kept, state["trainers"][i])
 
