@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.data.datasets import Dataset, Splits, check_fits, load
+from engram.data.datasets import Splits, check_fits, load
 from engram.data.python_data import PythonData
 from engram.errors import EngramError, flag
 from engram.model import MemoryViT
@@ -25,9 +25,8 @@ from engram.store.remote import single_engram_path
 from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.task import Task
 from engram.train.columns import Columns
-from engram.train.feeds import BatchShard
 from engram.train.fit import training_record, with_test
-from engram.train.image_statistics import features_of, keep_statistics
+from engram.train.image_statistics import keep_statistics
 from engram.train.recipe import Recipe
 from engram.train.result import Result
 from engram.train.run import Run
@@ -42,6 +41,7 @@ from engram.util.text import summarise_names
 _TRAIN, _VAL = 1, 2  # seeds of what is drawn
 _EACH, _ALL = 200, 50_000  # features that are drawn of an old class, and of all of them
 _ROWS = 8_192  # that are in full precision at once
+_RESIZED = ("head.weight", "head.bias")  # tensors that depend on the number of classes
 
 
 def add_classes(
@@ -156,19 +156,11 @@ def with_known_classes(splits: Splits, old: Engram) -> Splits:
             "classes."
         )
     classes = known + tuple(splits.classes)
-
-    def renumbered(dataset: Dataset | None) -> Dataset | None:
-        if dataset is None:
-            return None
-        return replace(dataset, classes=classes, labels=dataset.labels + len(known))
-
-    return replace(
-        splits,
-        classes=classes,
-        train=renumbered(splits.train),
-        val=renumbered(splits.val),
-        test=renumbered(splits.test),
-    )
+    renumbered = {
+        split: replace(dataset, classes=classes, labels=dataset.labels + len(known))
+        for split, dataset in splits.datasets.items()
+    }
+    return replace(splits, classes=classes, **renumbered)
 
 
 def _grown(
@@ -176,25 +168,22 @@ def _grown(
 ) -> tuple[Task, ClassStatistics]:
     """A task of the model with all classes and an empty head, and the old one's statistics."""
     before = model.attach(old.renamed(name))
-    statistics, parts = before.statistics, before.tensors()
-    assert statistics is not None
+    assert before.statistics is not None
     task = model.swap(replace(before.spec, classes=splits.classes))
-    resized = ("head.weight", "head.bias")
+    kept = {key: tensor for key, tensor in before.tensors().items() if key not in _RESIZED}
     with torch.no_grad():
         for key, tensor in task.tensors().items():
-            if key not in resized:
-                tensor.copy_(parts[key])
-    return task, statistics
+            tensor.copy_(kept.get(key, tensor))
+    return task, before.statistics
 
 
 def _solve(training: Training, trainer: TaskTrainer, old: ClassStatistics) -> HeldOut:
     """Solve the head; returns its answers for the validation images, and for drawn old ones."""
     training.progress("reading features", 0, 0)
-    recipe, processes, feed, task = training.recipe, training.processes, training.feed, trainer.task
-    views = max(1, recipe.views)
-    shares = (share for i in range(views) for share in feed.epoch(i, 0, balanced=False))
-    new = _gathered(training, shares, trainer.name)
-    val = _gathered(training, feed.validation(), trainer.name)
+    recipe, processes, task = training.recipe, training.processes, trainer.task
+    found = Images.read(training, trainer.name)
+    assert found.val is not None  # without folds
+    new, val = (_gathered(batches, processes) for batches in (found.train, found.val))
     known = int((old.counts > 0).sum())
     train = _with_drawn(new, old, _TRAIN, min(_EACH, max(20, _ALL // max(1, known))))
     each = max(1, round(len(val[1]) / len(set(val[1].tolist()))))
@@ -204,7 +193,9 @@ def _solve(training: Training, trainer: TaskTrainer, old: ClassStatistics) -> He
     images = Images(Columns(task.head.in_features), [own], [val_own])
     solver = Solver(task, images, training.splits, recipe, processes)
     rows = torch.bincount(train[1], minlength=len(task.spec.classes)).float()
-    counts = rows / views  # that a class counts for: drawn ones, as many as the class had
+    counts = rows / max(
+        1, recipe.views
+    )  # that a class counts for: drawn ones, as many as the class had
     counts[: len(old.counts)] = old.counts.cpu()
     if recipe.balance != "none":
         counts = torch.ones_like(rows)
@@ -214,11 +205,10 @@ def _solve(training: Training, trainer: TaskTrainer, old: ClassStatistics) -> He
     return solution.answers
 
 
-def _gathered(training: Training, shares: Iterable[BatchShard], name: str) -> tuple[Tensor, Tensor]:
-    """Head inputs for the images of all processes, in half precision, and their labels."""
-    seen = features_of(training, shares, [name])
-    found = [(features[name].half().cpu(), part.labels) for part, features in seen]
-    features, labels = (torch.cat(x) for x in zip(*training.processes.gather(found), strict=True))
+def _gathered(batches: Iterable[Rows], processes: ProcessGroup) -> tuple[Tensor, Tensor]:
+    """Features and labels of the images of all processes."""
+    found = processes.gather([(batch.x, batch.labels) for batch in batches])
+    features, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
     return features, labels
 
 

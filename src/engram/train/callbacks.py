@@ -150,16 +150,14 @@ class Callbacks:
             raise problems[0]
 
     def _explained(self, one: Callback, event: str, error: Exception) -> EngramError:
-        what = f"The callback {type(one).__name__} failed in {event}"
-        why = f"{type(error).__name__}: {error}".rstrip(".: ")
+        why, resume = f"{type(error).__name__}: {error}".rstrip(".: "), flag("resume", True)
+        then = f"The run is kept as of step {self._step}: correct it and use {resume}."
         if event in ("finished", "stopped"):
             then = "That was its last call, so the run itself is as it would be without it."
         elif self._start.folder is None:
             then = "Correct it and train again; without out, there is no checkpoint."
-        else:
-            then = f"The run is kept as of step {self._step}: correct it and use "
-            then += f"{flag('resume', True)}."
-        explained = EngramError(f"{what} ({why}). {then}")
+        name = type(one).__name__
+        explained = EngramError(f"The callback {name} failed in {event} ({why}). {then}")
         explained.__cause__ = error
         return explained
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from engram.tasks.class_statistics import ClassStatistics
-from engram.train.feeds import BatchShard
 from engram.train.task_trainer import TaskTrainer
 from engram.train.validation import HeldOut
 from engram.util.processes import ProcessGroup
@@ -42,7 +41,7 @@ def keep_statistics(
         for one in final:
             sums[one.name].remember(old)
     epoch = training.feed.epoch(0, 0, balanced=False)
-    for shard, found in features_of(training, epoch, list(sums)):
+    for shard, found in training.features(epoch, list(sums)):
         groups = final[0].task.kind.group(shard.labels)
         for one in trainers:
             rows = torch.arange(len(groups))
@@ -54,7 +53,7 @@ def keep_statistics(
     measured: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {one.name: [] for one in final}
     for some, samples in training.asked(trainers):
         held_out = training.feed.validation(samples)
-        for shard, found in features_of(training, held_out, [one.name for one in some]):
+        for shard, found in training.features(held_out, [one.name for one in some]):
             for one in some:
                 likeness = sums[one.name].statistics.likeness(found[one.name]).cpu()
                 measured[one.trial].append((likeness, shard.samples, shard.samples))
@@ -83,16 +82,6 @@ def _statistics(trainer: TaskTrainer, processes: ProcessGroup) -> ClassStatistic
 
 def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
-
-
-def features_of(
-    training: Training, shares: Iterable[BatchShard], names: Sequence[str]
-) -> Iterator[tuple[BatchShard, dict[str, Tensor]]]:
-    """Parts of the shares, with the head inputs of tasks for them."""
-    for share in shares:
-        for part in share.split(training.recipe.micro_batch):
-            with torch.no_grad():
-                yield part, training.feed.features(part.inputs, names)
 
 
 class _Sums:

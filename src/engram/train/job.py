@@ -68,20 +68,15 @@ class TrainingJob:
         `announce` is called with a sentence that the user should see. `read` and `find_backbone`
         may give what they have already.
         """
-        settings, options = (
-            TaskSettings.create(given[TaskSettings]),
-            RunOptions(**given[RunOptions]),
-        )
+        settings = TaskSettings.create(given[TaskSettings])
+        options = RunOptions(**given[RunOptions])
         name = "default" if names_file(options.recipe) else options.recipe
-        recipe = recipe_from(name, given[Recipe])
-        reading = DataOptions(**given[DataOptions])
-        more = {**asdict(reading), "image_size": options.image_size}
+        recipe, reading = recipe_from(name, given[Recipe]), DataOptions(**given[DataOptions])
+        extends = [_portable(text) for text in settings.extends]
+        known = {"image_size": options.image_size, "class_init": settings.class_init}
+        more = {**asdict(reading), **known, "extends": extends}
         if options.backbone_dtype != "fp32":
             more["backbone_dtype"] = options.backbone_dtype
-        more |= {
-            "class_init": settings.class_init,
-            "extends": list(map(_portable, settings.extends)),
-        }
         callbacks = [*trackers_named(words(options.log)), RecipeFile(more)]
         check_out(out, overwrite=options.overwrite, resume=options.resume)  # before a download
         progress("reading the data", 0, 0)
@@ -119,11 +114,9 @@ class TrainingJob:
 
     def specs(self, task: str, regime: str) -> list[TaskSpec]:
         """The tasks that will train: `auto` tries several regimes."""
-        regimes = [regime]
-        if regime == "auto":
-            regimes = trained_regimes(self.model, self.splits, self.settings.extends)
-        lenient, extends = regime == "auto", self.settings.extends
-        methods = [self.settings.method(one, lenient) for one in regimes]
+        several, extends = regime == "auto", self.settings.extends
+        regimes = trained_regimes(self.model, self.splits, extends) if several else [regime]
+        methods = [self.settings.method(one, lenient=several) for one in regimes]
         return [self.splits.task_spec(task, method, extends) for method in methods]
 
     def opening(self, task: str, regime: str) -> list[tuple[str, str]]:
@@ -169,16 +162,9 @@ class TrainingJob:
 
     def arguments(self, out: Path, progress: Progress) -> dict[str, Any]:
         """Arguments that every run takes."""
-        options = self.options
-        return {
-            "out": out,
-            "resume": options.resume,
-            "overwrite": options.overwrite,
-            "test": options.test,
-            "processes": self.processes,
-            "progress": progress,
-            "callbacks": self.callbacks,
-        }
+        given = {name: getattr(self.options, name) for name in ("resume", "overwrite", "test")}
+        shared = {"processes": self.processes, "progress": progress, "callbacks": self.callbacks}
+        return {"out": out, **given, **shared}
 
     @property
     def too_few_to_hold_out(self) -> bool:

@@ -22,7 +22,6 @@ from engram.errors import EngramError, flag
 from engram.inference.evaluate import answers
 from engram.methods import METHODS, FullAdapter, FullMemory
 from engram.methods.full_attention import FullTuning
-from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.tasks.kinds import KINDS
 from engram.tasks.task_settings import TaskSettings
@@ -111,7 +110,7 @@ def _variant(runner: SweepRunner, regime: str) -> Variant:
 
 
 def _answers(runner: SweepRunner, engram: Engram, splits: Splits) -> HeldOut:
-    scratch = MemoryViT(runner.model.backbone)
+    scratch = runner.scratch()
     scratch.attach(engram)
     found = answers(
         scratch.eval(), splits["val"], runner.name,
@@ -125,17 +124,16 @@ def first_fold(splits: Splits) -> Splits:
     folds = splits.folds
     if folds is None:
         return splits
-    rows = (folds.train == 0).nonzero()[:, 0].numpy()
     one = Folds(1, 1, folds.seed, torch.where(folds.train == 0, 0, NONE))
-    return replace(splits, val=splits["val"].subset(rows), folds=one)
+    return replace(splits, val=splits["val"].subset(folds.samples(0)), folds=one)
 
 
 def _without_held_out(splits: Splits) -> Splits:
     """The data of tasks that are measured: without the images that the only fold holds out."""
     if splits.folds is None:
         return splits
-    rows = (splits.folds.train == NONE).nonzero()[:, 0].numpy()
-    return replace(splits, train=splits["train"].subset(rows), folds=None)
+    learned = splits["train"].subset(splits.folds.samples(NONE))
+    return replace(splits, train=learned, folds=None)
 
 
 def _of_first_fold(held_out: HeldOut, splits: Splits) -> HeldOut:
@@ -143,7 +141,7 @@ def _of_first_fold(held_out: HeldOut, splits: Splits) -> HeldOut:
     folds = splits.folds
     if folds is None:
         return held_out
-    rows = (folds.train == 0).nonzero()[:, 0]
+    rows = torch.from_numpy(folds.samples(0))
     own = torch.isin(held_out.samples, rows)
     samples = torch.searchsorted(rows, held_out.samples[own])
     return HeldOut(held_out.outputs[own], held_out.labels[own], samples)

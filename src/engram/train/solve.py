@@ -131,11 +131,8 @@ class Images:
         feed, splits, views = training.feed, training.splits, max(1, training.recipe.views)
 
         def read(shares: Iterable[BatchShard]) -> Iterator[Rows]:
-            for share in shares:
-                if len(share.labels):
-                    with torch.no_grad():  # not around the yield, where others need gradients
-                        x = feed.features(share.inputs, [name])[name]
-                    yield Rows(x.cpu().half(), share.labels, share.samples)
+            for share, found in training.features(shares, [name]):
+                yield Rows(found[name].cpu().half(), share.labels, share.samples)
 
         def train() -> Iterator[Rows]:
             for epoch in range(views):

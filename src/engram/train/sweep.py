@@ -198,7 +198,6 @@ def sweep(
     splits = with_held_out(whole, recipe, cross=False, test=test)
     runner = SweepRunner(model, name, splits, recipe, task, run)
     runner.check_names(variants)
-    # It begins with that of the training, which the checkpoint has.
     identity = f"{runner.identity(variants)} refit={refit} test={test}"
     identity += f" soup={soup}" if soup else ""
     rates = list(dict.fromkeys(variant.recipe.lr for variant in variants))
@@ -214,13 +213,12 @@ def sweep(
         groups: dict[Setting, list[Trained]] = {}
         for one in trained:
             groups.setdefault(one.variant.setting, []).append(one)
-        scored = [
-            replace(setting, values=tuple(one.score for one in own), metric=own[0].measured_by)
+        scored = {
+            replace(setting, values=tuple(one.score for one in own), metric=own[0].measured_by): own
             for setting, own in groups.items()
-        ]
+        }
         best = max(scored, key=lambda setting: setting.mean)
-        seeds_of_best = list(groups.values())[scored.index(best)]
-        chosen, tried = max(seeds_of_best, key=lambda one: one.score), None
+        chosen, tried = max(scored[best], key=lambda one: one.score), None
         if soup:
             measure = partial(runner.measure, training=training)
             tried, chosen = best_soup(trained, chosen, soup, measure)

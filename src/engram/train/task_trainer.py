@@ -19,6 +19,11 @@ from engram.train.validation import HeldOut, noise
 #: By how much the score has to rise, or the loss to fall, for patience to begin anew. A validation
 #: loss that creeps down while all answers stay the same is no reason to go on.
 _RISE, _FALL = 0.001, 0.02
+#: What a checkpoint holds of a trainer, beside tensors.
+_STATE = (
+    *("best_score", "best_loss", "best_step", "top_score", "enough", "level", "since_best"),
+    *("last_step", "metrics", "scale", "since_scaled"),
+)
 
 
 class TaskTrainer:
@@ -44,15 +49,11 @@ class TaskTrainer:
         self.measured_by = self.task.kind.score_with(recipe.balance)
         self.weights: Tensor | None = None  # of the classes, where the recipe balances them so
         self.parameters = list(self.task.parameters())
-        decay = recipe.weight_decay
+        common: dict[str, Any] = {"lr": self.lr, "weight_decay": recipe.weight_decay}
         if recipe.optimizer == "adamw":
-            self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-                self.parameters, self.lr, weight_decay=decay
-            )
+            self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.parameters, **common)
         else:
-            self.optimizer = torch.optim.SGD(
-                self.parameters, self.lr, momentum=recipe.momentum, weight_decay=decay
-            )
+            self.optimizer = torch.optim.SGD(self.parameters, momentum=recipe.momentum, **common)
         self.average = [p.detach().clone() for p in self.parameters] if recipe.ema else None
         self.best: list[Tensor] | None = None
         self.best_score, self.best_loss, self.best_step = -math.inf, math.inf, 0
@@ -177,9 +178,7 @@ class TaskTrainer:
         """Leave the task with its final weights, the best or the average, after so many steps."""
         self.swap_average()
         if self.best is not None:
-            with torch.no_grad():
-                for parameter, value in zip(self.parameters, self.best, strict=True):
-                    parameter.copy_(value)
+            self._set_weights(self.best)
         steps = self.last_step if self.done else steps
         kept = self.best_step if self.best is not None else steps
         interrupted = interrupted and not self.done
@@ -188,11 +187,14 @@ class TaskTrainer:
     def swap_average(self) -> None:
         """Put the averaged weights in the place of the current ones, or back again."""
         if self.average is not None:
-            with torch.no_grad():
-                for parameter, average in zip(self.parameters, self.average, strict=True):
-                    kept = parameter.clone()
-                    parameter.copy_(average)
-                    average.copy_(kept)
+            now = [p.detach().clone() for p in self.parameters]
+            self._set_weights(self.average)
+            self.average = now
+
+    def _set_weights(self, values: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters, values, strict=True):
+                parameter.copy_(value)
 
     # What a checkpoint needs
 
@@ -209,9 +211,7 @@ class TaskTrainer:
         def rows(what: str) -> list[Tensor]:
             return [kept[f"{what}.{i}"].clone() for i in range(len(self.parameters))]
 
-        with torch.no_grad():
-            for parameter, value in zip(self.parameters, rows("now"), strict=True):
-                parameter.copy_(value)
+        self._set_weights(rows("now"))
         for name, value in self.task.head.fitted.items():
             value.copy_(kept[f"fitted.{name}"])
         if self.average is not None:
@@ -229,14 +229,9 @@ class TaskTrainer:
             setattr(self, name, value)
 
     def about(self) -> dict[str, Any]:
-        names = ["best_score", "best_loss", "best_step", "top_score", "enough", "level"]
-        names += ["since_best", "last_step", "metrics", "scale", "since_scaled"]
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _STATE}
 
 
 def fold_trainers(model: MemoryViT, names: Sequence[str], recipe: Recipe) -> list[TaskTrainer]:
     """Trainers of one trial: a task for every fold, and last the one for all images."""
-    return [
-        TaskTrainer(model, name, recipe, trial=names[-1], fold=fold)
-        for fold, name in enumerate(names)
-    ]
+    return [TaskTrainer(model, name, recipe, names[-1], i) for i, name in enumerate(names)]

@@ -6,7 +6,7 @@ import math
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -299,6 +299,16 @@ class Training:
     def _outputs(self, inputs: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         with torch.autocast(self.processes.device.type, self.dtype, self.dtype != torch.float32):
             return self.feed.outputs(inputs, names)
+
+    def features(
+        self, shares: Iterable[BatchShard], names: Sequence[str]
+    ) -> Iterator[tuple[BatchShard, dict[str, Tensor]]]:
+        """Parts of the shares, with the head inputs of tasks for them."""
+        for share in shares:
+            for part in share.split(self.recipe.micro_batch):
+                with torch.no_grad():  # not around the yield, where others need gradients
+                    found = self.feed.features(part.inputs, names)
+                yield part, found
 
     # Validation
 
