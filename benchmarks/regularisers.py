@@ -41,8 +41,7 @@ from engram.methods import create_method, side
 from engram.methods.method import Initial, TaskInput, TaskShape
 from engram.model import MemoryViT
 from engram.tasks.heads import TaskHead
-from engram.train.feed_plan import FeedPlan
-from engram.train.feeds import CacheFeed
+from engram.train.feeds import CacheFeed, FeedPlan
 from engram.train.recipe import Recipe
 from engram.train.run import Run
 from engram.train.task_trainer import TaskTrainer

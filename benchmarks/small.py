@@ -40,8 +40,7 @@ from engram.data.datasets import Dataset, Splits
 from engram.tasks.metrics import classification_metrics
 from engram.tasks.task_settings import TaskSettings
 from engram.train.auto import RATES, Portfolio, shorter_recipe
-from engram.train.feed_plan import FeedPlan
-from engram.train.feeds import Feed, open_feed
+from engram.train.feeds import Feed, FeedPlan, open_feed
 from engram.train.result import Tried
 from engram.train.run import Run
 from engram.train.validation import with_held_out

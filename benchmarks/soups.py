@@ -28,7 +28,7 @@ from benchmarks.paths import BUILD, RESULTS, require_backbone
 from benchmarks.report import markdown_table
 from engram.methods import METHODS
 from engram.model import MemoryViT
-from engram.train.feed_plan import FeedPlan
+from engram.train.feeds import FeedPlan
 from engram.train.recipe import Recipe
 from engram.train.run import Run
 from engram.train.task_trainer import TaskTrainer

@@ -10,9 +10,9 @@ from engram.backbones.shape import BackboneShape
 from engram.data.datasets import load
 from engram.methods import METHODS
 from engram.tasks.costs import backbone_macs
-from engram.train import feed_plan
+from engram.train import feeds
 from engram.train.cache import row_bytes
-from engram.train.feed_plan import FeedPlan
+from engram.train.feeds import FeedPlan
 
 
 def plan_of(
@@ -85,6 +85,6 @@ def test_a_long_pass_is_computed_in_bf16_where_the_cpu_has_it(
 ) -> None:
     plan = plan_of(small_backbone, colours, Recipe(precision=precision))
     shape, size = BackboneShape.measure(plan.model.backbone), plan.model.preprocessing.size
-    monkeypatch.setattr(feed_plan, "_LONG_PASS", images * backbone_macs(shape, size))
-    monkeypatch.setattr(feed_plan, "cpu_has_bf16", lambda: has)
+    monkeypatch.setattr(feeds, "_LONG_PASS", images * backbone_macs(shape, size))
+    monkeypatch.setattr(feeds, "cpu_has_bf16", lambda: has)
     assert plan.cache().dtype == dtype

@@ -20,8 +20,7 @@ import engram
 from engram import EngramError, MemoryViT, Recipe, load_backbone
 from engram.data.datasets import Splits, load
 from engram.errors import Notice
-from engram.train.feed_plan import FeedPlan
-from engram.train.feeds import BackboneFeed, BatchShard, CacheFeed, open_feed
+from engram.train.feeds import BackboneFeed, BatchShard, CacheFeed, FeedPlan, open_feed
 from engram.util.processes import ProcessGroup
 from engram.util.progress import silent
 
@@ -317,5 +316,5 @@ def test_an_epoch_has_every_image_once_unless_a_sampler_balances(
     assert sorted(plan.order(1, even=False)) == list(range(54))
     labels = splits["train"].labels[plan.order(1, even=True)]
     assert np.ptp(np.bincount(labels)) <= 1
-    assert plan.per_epoch == 4
+    assert recipe.per_epoch(54) == 4
     assert not plan.only_pooled

@@ -21,8 +21,7 @@ from engram.data.datasets import Splits
 from engram.methods import METHODS
 from engram.model import MemoryViT
 from engram.tasks.metrics import classification_metrics
-from engram.train.feed_plan import FeedPlan
-from engram.train.feeds import open_feed
+from engram.train.feeds import FeedPlan, open_feed
 from engram.train.recipe import Recipe
 from engram.train.run import Run
 from engram.train.task_trainer import TaskTrainer

@@ -45,7 +45,7 @@ from engram.train.auto import trained_regimes
 from engram.train.cache import Cache, contents_of
 from engram.train.caches import room
 from engram.train.columns import Columns
-from engram.train.feed_plan import FeedPlan
+from engram.train.feeds import FeedPlan
 from engram.train.recipe import Recipe
 from engram.train.solve import Images, Rows, Solver
 from engram.util.processes import ProcessGroup

@@ -156,7 +156,7 @@ def with_known_classes(splits: Splits, old: Engram) -> Splits:
             "classes."
         )
     classes = known + tuple(splits.classes)
-    renumbered = {
+    renumbered: dict[str, Any] = {
         split: replace(dataset, classes=classes, labels=dataset.labels + len(known))
         for split, dataset in splits.datasets.items()
     }

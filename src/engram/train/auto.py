@@ -226,7 +226,7 @@ def shorter_recipe(recipe: Recipe, images: int) -> Recipe:
     A scout ends while its learning rate is high. Its averaged weights are as good as if the rate
     had come down, so validation compares what the rates will lead to.
     """
-    whole = recipe.epochs * -(-images // recipe.batch)
+    whole = recipe.epochs * recipe.per_epoch(images)
     steps = recipe.steps or max(round(_EPOCHS * whole), min(_STEPS, whole))
     evaluations = max(recipe.evaluations, _EVALUATIONS)
     return recipe.but(

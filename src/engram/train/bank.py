@@ -25,8 +25,7 @@ from engram.methods.method import HeadInput, Patches
 from engram.methods.patchcore import PatchCore
 from engram.model.passes import head_inputs, head_inputs_from_cache
 from engram.train.caches import info
-from engram.train.feed_plan import FeedPlan
-from engram.train.feeds import BatchShard, CacheFeed
+from engram.train.feeds import BatchShard, CacheFeed, FeedPlan
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, counter
 from engram.util.tensors import to_device
@@ -53,7 +52,6 @@ class PatchFeed:
 
     def __init__(self, plan: FeedPlan, processes: ProcessGroup, progress: Progress) -> None:
         self.plan, self.model, self.processes = plan, plan.model, processes
-        self.per_epoch = plan.per_epoch
         self.bad: dict[str, str] = {}
         self._size, self._grid = plan.model.preprocessing.size, (0, 0)
         stored, folds = _stored(plan, processes, progress), plan.splits.folds
@@ -74,15 +72,14 @@ class PatchFeed:
                 break
         if not found:
             raise EngramError(f"{dataset.name}: no image of the {split} split can be read.")
-        read = BatchShard(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+        patches, labels, samples = (torch.cat(parts) for parts in zip(*found, strict=True))
         if room < 0 and self.processes.main:
-            images, whole = len(read.samples), counted(len(dataset), "image")
             notice = (
-                f"{images:,} of {whole} of the {split} split are read, drawn at random: their "
-                f"patches take {storage(_IN_MEMORY)} of memory."
+                f"{len(patches):,} of {counted(len(dataset), 'image')} of the {split} split are "
+                f"read, drawn at random: their patches take {storage(_IN_MEMORY)} of memory."
             )
             warnings.warn(notice, Notice, stacklevel=2)
-        return read
+        return BatchShard(patches, labels, samples)
 
     def _patches(self, split: str, stored: CacheFeed | None) -> Iterator[BatchShard]:
         """Patches (images, patches, features) of a split, in batches."""

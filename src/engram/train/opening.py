@@ -10,7 +10,7 @@ from engram.model import MemoryViT
 from engram.tasks.spec import TaskSpec
 from engram.train.cache import row_bytes
 from engram.train.caches import default_root
-from engram.train.feed_plan import FeedPlan
+from engram.train.feeds import FeedPlan
 from engram.train.recipe import Recipe
 from engram.train.validation import with_held_out
 from engram.util.text import counted, storage

@@ -191,9 +191,13 @@ class Recipe:
         """Write the settings as a recipe file, for `load` and `--recipe`."""
         write_atomically(Path(path), utf8(to_toml(self.to_dict())))
 
+    def per_epoch(self, images: int) -> int:
+        """The optimiser steps of an epoch of so many training images."""
+        return -(-images // self.batch)
+
     def steps_for(self, images: int) -> int:
         """The optimiser steps of a run on so many training images."""
-        return self.steps or self.epochs * -(-images // self.batch)
+        return self.steps or self.epochs * self.per_epoch(images)
 
     def rate_at(self, step: int, steps: int, lr: float) -> float:
         """The learning rate of a step: linear warm-up, then cosine to zero or constant."""

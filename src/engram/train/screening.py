@@ -97,7 +97,7 @@ class Screening(Training):
 
     @property
     def _epochs(self) -> float:
-        return round((self.step - self.first) / self.feed.per_epoch, 2)
+        return round((self.step - self.first) / self.per_epoch, 2)
 
     def _evaluate(self) -> None:
         if self.followed:
@@ -105,7 +105,7 @@ class Screening(Training):
         if not self._without_diverged():
             return self._end_round()
         super()._evaluate()
-        enough = _SCOUT_EPOCHS * self.recipe.epochs * self.feed.per_epoch
+        enough = _SCOUT_EPOCHS * self.recipe.epochs * self.per_epoch
         enough = min(enough, _SCOUT_STEPS * (self.steps - self.first)) - self.every / 2
         if self.step - self.first >= enough or all(one.done for one in self.trainers):
             self._record_scouts()

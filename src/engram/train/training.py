@@ -21,8 +21,7 @@ from engram.errors import EngramError, Notice, flag
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
 from engram.train.bank import PatchFeed
-from engram.train.feed_plan import FeedPlan
-from engram.train.feeds import BatchShard, CacheFeed, Feed, open_feed
+from engram.train.feeds import BatchShard, CacheFeed, Feed, FeedPlan, open_feed
 from engram.train.image_statistics import keep_statistics
 from engram.train.mixup import Mixup, parts
 from engram.train.recipe import Recipe
@@ -61,6 +60,7 @@ class Training:
         self.dtype = torch.float32
         # Where it is
         self.step = 0
+        self.per_epoch = recipe.per_epoch(len(splits["train"]))
         self.first = 0  # the step at which these trainers began
         self.history: list[dict[str, float]] = []
         self.unreadable: dict[str, str] = {}
@@ -139,7 +139,7 @@ class Training:
         self.feed = (PatchFeed if one_class else open_feed)(plan, self.processes, self.progress)
         self._keep_together()
         self.steps = self.recipe.steps_for(len(self.splits["train"]))
-        self.every = self.recipe.steps_between_evaluations(self.steps, self.feed.per_epoch)
+        self.every = self.recipe.steps_between_evaluations(self.steps, self.per_epoch)
 
     def _keep_together(self) -> None:
         """Deal the folds again, so that no fold is measured on near-duplicates of what it learned.
@@ -233,7 +233,7 @@ class Training:
         self._refuse_bad()
         taken, planned = self.step - self.first, self.steps - self.first
         for trainer in self.trainers:
-            trainer.finish(taken, planned, self.feed.per_epoch, bool(self.run.stopped_at))
+            trainer.finish(taken, planned, self.per_epoch, bool(self.run.stopped_at))
         self.measure(self.trainers)
         self._show_validation()
 
@@ -242,7 +242,7 @@ class Training:
     def _shares(self) -> Iterator[BatchShard]:
         """This process's share of every batch from here on, epoch after epoch."""
         while not self.finished:
-            epoch, position = divmod(self.step, self.feed.per_epoch)
+            epoch, position = divmod(self.step, self.per_epoch)
             for share in self.feed.epoch(epoch, position):
                 yield share
                 if self.finished:
@@ -415,7 +415,7 @@ class Training:
         metrics, score = trainer.metrics, trainer.measured_by
         return {
             "step": self.step,
-            "epoch": round(self.step / self.feed.per_epoch, 3),
+            "epoch": round(self.step / self.per_epoch, 3),
             "loss": round(float(self.losses[best] / max(1, self.seen)), 6),
             "lr": self.recipe.rate_at(
                 self.step - 1 - self.first, self.steps - self.first, trainer.lr

@@ -282,7 +282,7 @@ class SweepRunner:
         variant, ending = before.variant, before.ending
         recipe = variant.recipe.but(patience=0, calibrate="off")
         if ending is not None and ending.early:
-            per_epoch = -(-len(self.splits["train"]) // recipe.batch)
+            per_epoch = recipe.per_epoch(len(self.splits["train"]))
             recipe = recipe.but(steps=max(1, round(ending.steps / ending.per_epoch * per_epoch)))
         again = self.one("again", replace(variant, recipe=recipe), progress)
         scratch, found = self.scratch(), before.engram.tensors
