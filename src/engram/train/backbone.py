@@ -30,19 +30,10 @@ def backbone_for(
 ) -> tuple[ViT, str]:
     """The backbone of a run, and a sentence that says why it is that one.
 
-    A backbone that is named is taken. With `auto` it is the backbone of the tasks that are
-    extended, or of the run that is resumed, and else what `choose_backbone` finds for the size of
-    the images.
-
-    Args:
-        backbone: A path, a Hub id, a name of `engram backbones`, or `auto`.
-        splits: The data.
-        image_size: Height and width of the images, if not the backbone's own.
-        parents: Paths of the engrams that the task extends.
-        resumed: The engram of the run that continues.
-        dtype: The type of the backbone's weights.
-        announce: Called before a download, and where a backbone is only a makeshift.
-        progress: Told how far a download is.
+    A backbone that is named is taken. With `auto` it is that of the engrams that the task extends
+    (`parents`), or of the run that is `resumed` (its engram), and else what `choose_backbone` finds
+    for the size of the images. `announce` is called before a download, and where a backbone is only
+    a makeshift.
     """
     if backbone == AUTO and parents:
         engram = read_engram(single_engram_path(parents[0]))

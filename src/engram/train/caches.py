@@ -71,13 +71,10 @@ def _files(folder: Path) -> list[Path]:
 
 
 def clear(*, backbone: str | None = None, unused_days: float = 0.0, down_to: float = 0.0) -> int:
-    """Remove caches, and return how many bytes that freed. Nothing else is touched.
+    """Remove caches, those first that were used first, and return how many bytes that freed.
 
-    Args:
-        backbone: Only caches of this backbone: its source, or the beginning of its fingerprint.
-        unused_days: Only caches that no run used for so many days.
-        down_to: Stop when those that are left of all caches take at most so many bytes. The ones
-            that were used last are removed last.
+    Only caches of a backbone (its source, or the beginning of its fingerprint), only those that no
+    run used for so many days, and only until all that are left take at most `down_to` bytes.
     """
     entries = sorted(info(), key=lambda entry: float(entry["used"]))
     left, freed = sum(entry["bytes"] for entry in entries), 0

@@ -214,16 +214,11 @@ def with_recipe_file(given: Given, **own: Any) -> tuple[Given, dict[str, Any]]:
     except EngramError as error:
         raise EngramError(f"{name}: {error}") from None
     merged = {}
-    for settings_class, values in given.items():
-        items = {item.name: item for item in settings_fields(settings_class)}
-        lower = below[settings_class]
+    for one, values in given.items():
         # A flag that was not given is None, or False where it can only turn something on.
-        above = {
-            k: v
-            for k, v in values.items()
-            if v is not False or k not in lower or items[k].default is True
-        }
-        merged[settings_class] = {**lower, **above}
+        can_be_off = {item.name for item in settings_fields(one) if item.default is True}
+        not_given = {k for k in below[one] if values.get(k) is False} - can_be_off
+        merged[one] = below[one] | {k: v for k, v in values.items() if k not in not_given}
     if any(said.values()):
         raise EngramError(f"{name} sets {', '.join(said)}, for which there is engram sweep.")
     return merged, {key: from_file.get(key) if own[key] is None else own[key] for key in own}

@@ -59,6 +59,8 @@ class Screening(Training):
     is there already.
     """
 
+    state = (*Training.state, "scouted", "followed")
+
     def __init__(
         self, model: MemoryViT, trials: Sequence[Trial], splits: Splits, recipe: Recipe, run: Run
     ) -> None:
@@ -163,13 +165,7 @@ class Screening(Training):
         self._take(trainers)
         train_only(self.model, *self.names)
 
-    def about(self) -> dict[str, Any]:
-        place = {"first": self.first, "steps": self.steps}
-        return {**place, "scouted": self.scouted, "followed": self.followed}
-
     def _restore(self, state: Mapping[str, Any]) -> None:
         everyone = self._everyone()
         self._train_only([everyone[name] for name in state["names"]])
         super()._restore(state)
-        self.first, self.steps = state["first"], state["steps"]
-        self.scouted, self.followed = state["scouted"], state["followed"]

@@ -180,15 +180,10 @@ def solve_task(
     keep: bool = True,
     old: ClassStatistics | None = None,
 ) -> Engram:
-    """The engram of a taught task, for the backbone of this model.
+    """The engram of a taught task, for the backbone of this model, to which nothing is attached.
 
-    Args:
-        model: Gives the backbone; nothing is attached to it.
-        spec: The task: a linear head with these classes.
-        sums: The sums over the features of all its images.
-        left_out: Features (b, d) and labels (b) of images among these, to measure with.
-        keep: Whether the engram keeps the sums, and class statistics for familiarity.
-        old: The class statistics that the task had before.
+    `left_out` are features (b, d) and labels (b) of some of its images, to measure with. Without
+    `keep`, the engram has neither sums nor class statistics; `old` are those of before.
     """
     if len(spec.classes) < 2:
         raise EngramError(

@@ -45,6 +45,8 @@ class Training:
     feed: Feed  # set by `prepare`, with `steps` and `every`
     steps: int  # of the whole run
     every: int  # steps between validations
+    #: What a checkpoint has of it, beside trainers and losses.
+    state: tuple[str, ...] = ("step", "first", "steps", "history", "seen", "unreadable")
 
     def __init__(
         self,
@@ -451,29 +453,15 @@ class Training:
         tensors = {
             f"{i}.{k}": v for i, one in enumerate(self.trainers) for k, v in one.tensors().items()
         }
-        self.run.save(
-            {**tensors, "losses": self.losses},
-            {
-                "identity": self.identity,
-                "feed": self.fed,
-                "step": self.step,
-                "history": self.history,
-                "seen": self.seen,
-                "unreadable": self.unreadable,
-                "names": self.names,
-                "trainers": [one.about() for one in self.trainers],
-                **self.about(),
-            },
-        )
-
-    def about(self) -> dict[str, Any]:
-        """State of a subclass in the checkpoint."""
-        return {}
+        own = {"identity": self.identity, "feed": self.fed, "names": self.names}
+        trainers = [one.about() for one in self.trainers]
+        state = {name: getattr(self, name) for name in self.state}
+        self.run.save({**tensors, "losses": self.losses}, {**own, **state, "trainers": trainers})
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        self.step, self.history, self.seen = state["step"], state["history"], state["seen"]
+        for name in self.state:
+            setattr(self, name, state[name])
         self.losses, tensors = state["tensors"]["losses"], state["tensors"]
-        self.unreadable.update(state["unreadable"])
         for i, trainer in enumerate(self.trainers):
             own = f"{i}."
             kept = {k.removeprefix(own): v for k, v in tensors.items() if k.startswith(own)}

@@ -41,11 +41,8 @@ _RESAMPLES = 200
 def with_held_out(whole: Splits, recipe: Recipe, cross: bool = True, test: bool = False) -> Splits:
     """Splits with held-out images: the data's own validation split, folds, or a share.
 
-    Args:
-        whole: The data as it was loaded.
-        recipe: Says how many folds there are, and whether held-out images are learned in the end.
-        cross: Whether several tasks can train together, which folds need.
-        test: Whether there has to be a test split: that should show now, not after an hour.
+    `cross` says whether several tasks can train together, which folds need. With `test`, there has
+    to be a test split: that should show now, not after an hour.
     """
     if test:
         whole["test"]
