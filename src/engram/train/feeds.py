@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -178,38 +178,15 @@ class BatchShard:
                 yield BatchShard(inputs, labels, samples)
 
 
-class Feed(Protocol):
-    """Batches that depend on the seed and the epoch alone, and what tasks make of them."""
-
-    cache: str  # on or off
-    contents: str  # a hash of all images' bytes, "" where they were not hashed
-    plain: bool  # training images are seen as validation images are: nothing is random
-
-    @property
-    def bad(self) -> dict[str, str]:
-        """Pictures that could not be read so far, with the reason."""
-
-    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
-        """The training batches of an epoch, from batch `skip` on.
-
-        Not `balanced`: every image once, also where the recipe has a sampler.
-        """
-
-    def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
-        """The validation images, or only these, in this order."""
-
-    def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        """Head inputs by task for the inputs of a share: (b, features) each."""
-
-    def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        """Outputs by task for the inputs of a share."""
-
-
 class BackboneFeed:
-    """Images are decoded and go through the backbone, every time."""
+    """Images are decoded and go through the backbone, every time.
 
-    cache = "off"
-    contents = ""
+    As every feed, it gives batches that depend on the seed and the epoch alone, and what tasks make
+    of them: `outputs`, and head inputs (`features`). It is `plain` if training images are seen as
+    validation images are: nothing is random.
+    """
+
+    cache, contents = "off", ""  # whether there is a cache, and a hash of the images in it
 
     def __init__(self, plan: FeedPlan, processes: ProcessGroup) -> None:
         self.plan, self.model, self.processes, recipe = plan, plan.model, processes, plan.recipe
@@ -232,11 +209,16 @@ class BackboneFeed:
         return {**self._train.bad, **self._val.bad}
 
     def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
+        """The training batches of an epoch, from batch `skip` on.
+
+        Not `balanced`: every image once, also where the recipe has a sampler.
+        """
         order = self.plan.order(epoch, balanced)
         for found in self._train.epoch(epoch, skip=skip, samples=order):
             yield BatchShard(found.images, found.labels, found.indices, len(found.failed))
 
     def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
+        """The validation images, or only these, in this order."""
         samples = self.plan.splits.held_out if samples is None else samples
         for found in self._val.epoch(0, samples=samples):
             yield BatchShard(found.images, found.labels, found.indices, len(found.failed))
@@ -429,6 +411,9 @@ class CacheFeed:
         unit = directions(torch.cat([val, train]))
         nearest = (part @ unit[len(val) :].mT for part in torch.split(unit[: len(val)], 1_024))
         return sum(int((cosines.amax(1) >= SIMILAR).sum()) for cosines in nearest)
+
+
+Feed: TypeAlias = BackboneFeed | CacheFeed
 
 
 def open_feed(plan: FeedPlan, processes: ProcessGroup, progress: Progress = silent) -> Feed:

@@ -42,7 +42,7 @@ class Training:
     `prepare`, `begin`, `go` and `end` are called once each, in this order; `whole` calls them.
     """
 
-    feed: Feed  # set by `prepare`, with `steps` and `every`
+    feed: Feed | PatchFeed  # set by `prepare`, with `steps` and `every`
     steps: int  # of the whole run
     every: int  # steps between validations
     #: What a checkpoint has of it, beside trainers and losses.
