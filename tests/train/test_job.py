@@ -44,7 +44,7 @@ def test_a_soup_is_of_rates_around_the_default(work: Path) -> None:
     assert isinstance(result, SweepResult)
     assert [setting.lr for setting in result.settings] == [0.0015, 0.006]
     assert result.soup is not None
-    assert len(result.soup.values) == 2
+    assert len(result.soup.tried) == 2
 
 
 def test_it_names_the_tasks_that_will_train_and_trains_one(work: Path) -> None:

@@ -79,8 +79,9 @@ def test_a_sweep_writes_what_validation_kept(
     given: dict[str, Any] = {"lrs": rates, "cells": [2], "soup": 3, "regime": regime, "out": out}
     result = sweep(model, "t", splits, QUICK, **given)
     assert result.soup is not None
-    assert len(result.soup.values) == 3
-    assert result.soup.values[result.soup.kept - 1] == result.metrics["val"]["accuracy"]
+    assert len(result.soup.tried) == 3
+    kept = result.soup.tried[result.soup.kept - 1]
+    assert kept["val_accuracy"] == result.metrics["val"]["accuracy"]
     found = engram.inspect(out)
     merged = found.recipe.get("merged", [])
     assert len(merged) == (result.soup.kept if result.soup.kept > 1 else 0)

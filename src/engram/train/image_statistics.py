@@ -80,10 +80,6 @@ def _statistics(trainer: TaskTrainer, processes: ProcessGroup) -> ClassStatistic
     return ClassStatistics(groups, task.head.in_features).to(processes.device)
 
 
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
 class _Sums:
     """Adds up features, over the images of all processes, until `finish` makes statistics of it."""
 
@@ -111,8 +107,9 @@ class _Sums:
         self._counts[: len(counts)] += counts
         self._sums[: len(counts)] += sums
         self._squares += squares
-        groups = torch.multinomial(counts, self._room // 2, True, generator=_generator())
-        self._kept.append((old.draw(groups, _generator()).half().cpu(), groups))
+        seeds = (torch.Generator().manual_seed(0) for _ in range(2))
+        groups = torch.multinomial(counts, self._room // 2, True, generator=next(seeds))
+        self._kept.append((old.draw(groups, next(seeds)).half().cpu(), groups))
         self._room -= len(groups)
 
     def finish(self) -> None:

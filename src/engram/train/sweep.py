@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from engram.tasks.kinds import KINDS
 from engram.tasks.task_settings import TaskSettings
 from engram.train.callbacks import Callback
 from engram.train.fit import training_record
-from engram.train.plots import draw_sweep
+from engram.train.plots import draw_sweep, validation_metric
 from engram.train.recipe import Recipe
 from engram.train.result import Result
 from engram.train.run import Run
@@ -41,35 +41,27 @@ from engram.util.progress import Progress, silent
 
 @dataclass(frozen=True)
 class Soup:
-    """The averages that were tried: of the best variant alone, of the best two, and so on."""
+    """The averages that were tried, and the one that was kept."""
 
-    values: list[float]  # of the metric that chooses, on validation
-    losses: list[float]
     kept: int  # how many variants the engram is the average of; 1: the best alone
+    tried: list[dict[str, Any]]  # the best alone, the best two and so on, with their metrics
     members: list[dict[str, Any]]  # all that were averaged, the best first
-    metric: str = "accuracy"
 
     @property
     def lineage(self) -> list[dict[str, Any]]:
         """Record in the engram of the variants that it is the average of."""
         return [{**one, "weight": round(1 / self.kept, 6)} for one in self.members[: self.kept]]
 
-    def to_dict(self) -> dict[str, Any]:
-        tried = [
-            {"variants": i + 1, f"val_{self.metric}": value, "val_loss": loss}
-            for i, (value, loss) in enumerate(zip(self.values, self.losses, strict=True))
-        ]
-        return {"kept": self.kept, "tried": tried, "members": self.members}
-
     def summary(self, kind: Kind) -> str:
         """For people: what was tried, and what was kept."""
-        tried = [
-            f"{'the best alone' if not i else f'average of {i + 1}'} {kind.shown(value)} "
-            f"(loss {loss:.3f})"
-            for i, (value, loss) in enumerate(zip(self.values, self.losses, strict=True))
-        ]
+
+        def told(one: Mapping[str, Any]) -> str:
+            count, score = one["variants"], kind.shown(one[f"val_{validation_metric(one)}"])
+            what = f"average of {count}" if count > 1 else "the best alone"
+            return f"{what} {score} (loss {one['val_loss']:.3f})"
+
         kept = f"the average of {self.kept}" if self.kept > 1 else "the best alone"
-        return f"{', '.join(tried)}; kept {kept}"
+        return f"{', '.join(map(told, self.tried))}; kept {kept}"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -95,7 +87,7 @@ class SweepResult(Result):
             "best": self.best.to_dict(),
             "seed": self.seed,
             "settings": [setting.to_dict() for setting in self.settings],
-            "soup": None if self.soup is None else self.soup.to_dict(),
+            "soup": self.soup and asdict(self.soup),
         }
 
     def table(self, kind: Kind) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
@@ -290,20 +282,17 @@ def best_soup(
     averages = [average(group, normalise_weights((), len(group))) for group in groups]
     tried = [best, *measure([replace(best, engram=one) for one in averages])]
     at = best_of(best.measured_by, [one.metrics for one in tried])
-    soup = Soup(
-        values=[one.score for one in tried],
-        losses=[float(one.metrics.get("loss", 0.0)) for one in tried],
-        kept=at + 1,
-        members=[
-            {
-                "task": one.engram.spec.name,
-                "content": one.engram.content,
-                "lr": one.variant.recipe.lr,
-                "weight_decay": one.variant.recipe.weight_decay,
-                "seed": one.variant.recipe.seed,
-            }
-            for one in members
-        ],
-        metric=best.measured_by,
-    )
-    return soup, tried[at]
+    values = [
+        {
+            "variants": i + 1,
+            f"val_{best.measured_by}": one.score,
+            "val_loss": float(one.metrics.get("loss", 0.0)),
+        }
+        for i, one in enumerate(tried)
+    ]
+    recorded = [
+        {"task": one.engram.spec.name, "content": one.engram.content}
+        | {name: getattr(one.variant.recipe, name) for name in ("lr", "weight_decay", "seed")}
+        for one in members
+    ]
+    return Soup(at + 1, values, recorded), tried[at]
