@@ -91,7 +91,7 @@ def add_classes(
         >>> model.task("flowers").spec.classes
         ('rose', 'tulip', 'daisy')
     """
-    recipe, source = recipe or Recipe(), model.backbone.source
+    recipe = recipe or Recipe()
     engram = old if isinstance(old, Engram) else read_engram(single_engram_path(old))
     name, known = task or engram.spec.name, len(engram.spec.classes)
     splits = data if isinstance(data, Splits) else load(data, one_class=True)
@@ -101,7 +101,7 @@ def add_classes(
         model.registry.check_removable(name)
     else:
         model.check(replace(engram.spec, name=name))
-    run = Run(out, processes or ProcessGroup(), overwrite, False, test, source, progress)
+    run = Run(out, processes or ProcessGroup(), overwrite, test=test, progress=progress)
     scratch = MemoryViT(model.backbone)
     for parent in model.registry.closure(engram.spec.extends):
         scratch.attach(model.engram(parent))

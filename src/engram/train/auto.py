@@ -177,8 +177,8 @@ def auto(
         >>> result.regime in ("head", "readout", "masked", "masked+adapter", "side", "side+readout")
         True
     """
-    recipe, source = recipe or Recipe(), model.backbone.source
-    run = Run(out, processes or ProcessGroup(), overwrite, resume, test, source, progress)
+    recipe = recipe or Recipe()
+    run = Run(out, processes or ProcessGroup(), overwrite, resume, test, progress)
     whole = data if isinstance(data, Splits) else load(data, kind=kind)
     splits = with_held_out(whole, recipe, not KINDS[whole.kind].per_pixel, test)
     task = TaskSettings(DEFAULT_REGIME, tuple(extends), class_init, settings)

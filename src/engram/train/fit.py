@@ -81,7 +81,7 @@ def fit(
         >>> result = engram.fit(model, "flowers", "photos", engram.Recipe(epochs=3))
         >>> accuracy = result.metrics["val"]["accuracy"]
     """
-    recipe, task, source = recipe or Recipe(), model.task(name), model.backbone.source
+    recipe, task = recipe or Recipe(), model.task(name)
     if task.method.composed:
         raise EngramError(
             f"{name!r} has the regime {task.spec.regime}, which is an average of two tasks that "
@@ -99,7 +99,7 @@ def fit(
             "images at once, without batches whose images could be mixed; leave it out, or train "
             "another regime."
         )
-    run = Run(out, processes or ProcessGroup(), overwrite, resume, test, source, progress)
+    run = Run(out, processes or ProcessGroup(), overwrite, resume, test, progress)
     lr = learning_rate(recipe, type(task.method))
     trained = [(task.spec, lr, recipe.weight_decay)]
     identity = f"{identity_of(model, trained, splits, recipe)} test={test}"

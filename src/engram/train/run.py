@@ -26,7 +26,7 @@ from engram.train.callbacks import Callbacks, RunStart
 from engram.train.plots import learning_curves
 from engram.train.result import Result
 from engram.util.charts import side_by_side
-from engram.util.documents import load_json
+from engram.util.documents import load_json, read_toml
 from engram.util.files import make_private_folder, write_atomically
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
@@ -35,12 +35,13 @@ from engram.util.text import utf8
 ResultT = TypeVar("ResultT", bound=Result)
 
 _FOLDER = ".run"
-_CHECKPOINT, _BACKBONE, _FINISHED = "checkpoint.safetensors", "backbone.txt", "finished.json"
+RECIPE_FILE = "recipe.toml"
+_CHECKPOINT, _FINISHED = "checkpoint.safetensors", "finished.json"
 _UNFINISHED = (_CHECKPOINT, "variant-*")  # what a run leaves that was interrupted
 _UNREADABLE = "unreadable.txt"
 _FILES = (
     *(*_UNFINISHED, _FINISHED, _UNREADABLE, "history.*", "sweep.*", "report.html"),
-    *("events.out.tfevents.*", "mlflow.json", "wandb.json", "recipe.toml"),
+    *("events.out.tfevents.*", "mlflow.json", "wandb.json", RECIPE_FILE),
 )
 
 
@@ -50,10 +51,9 @@ def run_folder(out: Path) -> Path:
 
 
 def backbone_of_run(out: Path) -> str | None:
-    """The source of the backbone of the run in the folder of `out`; None if no run was there."""
-    with contextlib.suppress(OSError):
-        path = run_folder(out) / _BACKBONE
-        return path.read_text(encoding="utf-8", errors="replace").strip()
+    """The backbone of the run in the folder of `out`, by its recipe file; None if there is none."""
+    with contextlib.suppress(EngramError, KeyError):
+        return str(read_toml(run_folder(out) / RECIPE_FILE)["backbone"])
     return None
 
 
@@ -123,7 +123,6 @@ class Run:
     overwrite: bool = False
     resume: bool = False
     test: bool = False  # measure the test split once, at the end
-    backbone: str = ""  # its source, which the folder records
     progress: Progress = silent
     identity: str = field(default="", init=False)
     stopped_at: str = field(default="", init=False)  # where Ctrl-C ended it with the best so far
@@ -218,8 +217,6 @@ class Run:
             notice = f"There is nothing to resume in {self.folder}; training starts anew."
             warnings.warn(notice, Notice, stacklevel=2)
         _remove(self.file(""), _FILES)
-        if self.backbone:
-            self.write(_BACKBONE, f"{self.backbone}\n")
 
     def begin(self, identity: str, feed: list[str]) -> dict[str, Any] | None:
         """The state to resume from, or None after clearing the folder for a new run.

@@ -178,8 +178,7 @@ def sweep(
     recipe, task = recipe or Recipe(), TaskSettings(regime, tuple(extends), class_init, settings)
     variants = grid_of(recipe, task, lrs=lrs, cells=cells, weight_decays=weight_decays, seeds=seeds)
     check_soup(soup, variants, refit)
-    source = model.backbone.source
-    run = Run(out, processes or ProcessGroup(), overwrite, resume, test, source, progress)
+    run = Run(out, processes or ProcessGroup(), overwrite, resume, test, progress)
     whole = data if isinstance(data, Splits) else load(data, kind=kind)
     recipe.check_for(KINDS[whole.kind])
     if refit and whole.val is not None:

@@ -26,7 +26,7 @@ from engram.tasks.task_settings import TaskSettings
 from engram.train.callbacks import Callback, Callbacks, RunStart
 from engram.train.recipe import Recipe
 from engram.train.result import Result
-from engram.train.run import Run
+from engram.train.run import RECIPE_FILE, Run
 from engram.util.documents import load_json, to_toml
 from engram.util.files import make_folder, private, write_atomically
 from engram.util.optional import require
@@ -69,7 +69,7 @@ class RecipeFile(Callback):
         self.more = more or {}
 
     def started(self, start: RunStart) -> None:
-        path = start.file("recipe.toml", "RecipeFile")
+        path = start.file(RECIPE_FILE, "RecipeFile")
         settings = {**start.settings, **self.more}
         given = {name: value for name, value in settings.items() if value not in (None, "", (), [])}
         command = f"engram {'sweep' if 'seeds' in settings else 'fit'} DATA --task {start.task}"
