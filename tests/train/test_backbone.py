@@ -15,6 +15,7 @@ from engram import MemoryViT, inspect, load_backbone, random_backbone, save_back
 from engram.data.datasets import Splits, load
 from engram.images.preprocessing import Preprocessing
 from engram.train.backbone import backbone_for
+from engram.train.options import RunOptions
 
 BEST = "facebook/dinov2-small"
 
@@ -42,9 +43,9 @@ def put_into_the_cache(repo: str) -> None:
 
 def test_a_backbone_that_is_given_is_taken(photos: Splits) -> None:
     put_into_the_cache(BEST)
-    backbone, reason = backbone_for("pico", photos)
+    backbone, reason = backbone_for(RunOptions("pico"), photos)
     assert (backbone.source, reason) == ("pico", "It was given with --backbone.")
-    assert backbone_for("auto", photos)[0].source == BEST
+    assert backbone_for(RunOptions(), photos)[0].source == BEST
 
 
 def test_a_parent_decides_with_its_image_size(photos: Splits) -> None:
@@ -52,7 +53,7 @@ def test_a_parent_decides_with_its_image_size(photos: Splits) -> None:
     model = MemoryViT(load_backbone("pico", image_size=48))
     model.add_task("colours", ["red", "blue"], 1)
     model.save("colours", "colours.safetensors")
-    backbone, reason = backbone_for("auto", photos, parents=["colours.safetensors"])
+    backbone, reason = backbone_for(RunOptions(), photos, parents=["colours.safetensors"])
     assert (backbone.source, reason) == (
         "pico",
         "The task extends colours, which was trained on it.",

@@ -8,7 +8,7 @@ from engram import EngramError
 from engram.data.datasets import Splits
 from engram.tasks.task_settings import TaskSettings
 from engram.train.backbone import backbone_for
-from engram.train.job import TrainingJob
+from engram.train.job import Sources, TrainingJob
 from engram.train.options import DataOptions, RunOptions
 from engram.train.recipe import Recipe
 from engram.train.sweep import SweepResult
@@ -66,11 +66,11 @@ def test_data_and_backbone_may_come_from_elsewhere(work: Path) -> None:
         asked.append(data)
         return options.load("colours.npz")
 
-    def find(backbone: str, splits: Splits, **others: object) -> tuple[ViT, str]:
-        asked.append(backbone)
-        return backbone_for("vit", splits)
+    def find(options: RunOptions, splits: Splits, **others: object) -> tuple[ViT, str]:
+        asked.append(options.backbone)
+        return backbone_for(RunOptions("vit"), splits)
 
     given: Given = {DataOptions: {}, TaskSettings: {}, Recipe: {}, RunOptions: {"backbone": "mine"}}
     out = Path("new.safetensors")
-    TrainingJob.start("kept", out, given, silent, print, read=read, find_backbone=find)
+    TrainingJob.start("kept", out, given, silent, print, Sources(read, find))
     assert asked == ["kept", "mine"]

@@ -11,7 +11,7 @@ from engram.cli.flags import argument, option, out_option, switch
 from engram.cli.terminal import Watch, announce
 from engram.errors import EngramError
 from engram.inference.bulk.bulk_settings import PoolSettings
-from engram.train.options import DataOptions
+from engram.train.options import DataOptions, RunOptions
 from engram.train.recipe import Recipe
 from engram.util.settings import Given
 from engram.util.text import Description
@@ -68,10 +68,8 @@ def check_command(
         check_writable(csv)
     splits = DataOptions(**flags[DataOptions]).load(data, one_class=True)
     progress("loading the backbone", 0, 0)
-    vit, _ = backbone_for(
-        backbone, splits, image_size=image_size, dtype=backbone_dtype,
-        announce=announce, progress=progress,
-    )  # fmt: skip
+    options = RunOptions(backbone, image_size, backbone_dtype)
+    vit, _ = backbone_for(options, splits, announce=announce, progress=progress)
     model = MemoryViT(vit)
     found = check(model, splits, Recipe(workers=workers), progress)
     if csv is not None:

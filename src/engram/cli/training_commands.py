@@ -160,7 +160,7 @@ def _add_classes(
     from engram.store.remote import single_engram_path
     from engram.train.add_classes import add_classes, with_known_classes
     from engram.train.backbone import backbone_for
-    from engram.train.job import TrainingJob
+    from engram.train.job import Sources, TrainingJob
     from engram.train.opening import opening
 
     engram = read_engram(single_engram_path(old))
@@ -168,11 +168,11 @@ def _add_classes(
     def backbone_of_old(*arguments: Any, **named: Any) -> Any:
         return backbone_for(*arguments, **{**named, "parents": [old, *named["parents"]]})
 
-    job = TrainingJob.start(
-        data, out, given, progress, announce,
-        read=lambda options, source: options.load(source, one_class=True),
-        find_backbone=backbone_of_old,
-    )  # fmt: skip
+    def read(options: DataOptions, source: str) -> Splits:
+        return options.load(source, one_class=True)
+
+    sources = Sources(read, backbone_of_old)
+    job = TrainingJob.start(data, out, given, progress, announce, sources)
     options, whole = job.options, with_known_classes(job.splits, engram)
     spec = replace(engram.spec, classes=whole.classes)
     progress.say(opening(job.model, [spec], whole, job.recipe))
@@ -290,7 +290,8 @@ def _model_to_teach(
     progress("loading the backbone", 0, 0)
     if old is None:
         assert task is not None
-        found, _ = backbone_for(backbone, splits, announce=announce, progress=progress)
+        options = RunOptions(backbone)
+        found, _ = backbone_for(options, splits, announce=announce, progress=progress)
         return MemoryViT(found), task
     engram = read_engram(single_engram_path(old))
     engram = engram if task is None else engram.renamed(task)

@@ -21,7 +21,7 @@ from engram.store.format import read_engram
 from engram.tasks.spec import check_name
 from engram.tasks.task_settings import TaskSettings
 from engram.train.backbone import backbone_for
-from engram.train.job import TrainingJob
+from engram.train.job import Sources, TrainingJob
 from engram.train.options import (
     DataOptions,
     RunOptions,
@@ -185,11 +185,13 @@ class _Check:
         self._announce, self._read = announce, lru_cache(1)(DataOptions.load)
         self._kept: dict[tuple[Any, ...], tuple[ViT, str]] = {}
 
-    def _backbone(self, backbone: str, splits: Splits, **others: Any) -> tuple[ViT, str]:
-        found = str(others["parents"]), others["resumed"], splits.name  # what `auto` depends on
-        key = (backbone, others["image_size"], others["dtype"], backbone == AUTO and found)
+    def _backbone(self, options: RunOptions, splits: Splits, **others: Any) -> tuple[ViT, str]:
+        resumed = others["out"] if options.resume else None
+        found = str(others["parents"]), resumed, splits.name  # what `auto` depends on
+        given = options.backbone, options.image_size, options.backbone_dtype
+        key = (*given, options.backbone == AUTO and found)
         if key not in self._kept:
-            self._kept = {key: backbone_for(backbone, splits, **others)}
+            self._kept = {key: backbone_for(options, splits, **others)}
         return self._kept[key]
 
     def __call__(self, job: FarmJob, checked: dict[str, FarmJob]) -> FarmJob:
@@ -200,10 +202,8 @@ class _Check:
         given = job.settings(extends=tuple(text for text in job.extends if text not in parents))
         if job.parents and given[RunOptions].get("backbone", AUTO) == AUTO:
             given[RunOptions]["backbone"] = checked[job.parents[0]].backbone
-        work = TrainingJob.start(
-            *(job.options.data, job.out, given, silent, self._announce),
-            read=self._read, find_backbone=self._backbone,
-        )  # fmt: skip
+        where, sources = (job.options.data, job.out), Sources(self._read, self._backbone)
+        work = TrainingJob.start(*where, given, silent, self._announce, sources)
         regime, _ = work.choose(job.options.regime, job.options.seeds)
         splits = with_held_out(work.splits, work.recipe, cross=False, test=work.options.test)
         for spec in work.specs(job.task, regime):

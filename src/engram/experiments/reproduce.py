@@ -149,7 +149,7 @@ class Reproduction:
             document.append(
                 {
                     "row": row.name,
-                    "regime": regime,
+                    "regime": row.method.name,
                     "cells": row.cells,
                     "update": row.update,
                     "rates": rates,

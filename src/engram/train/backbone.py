@@ -12,40 +12,40 @@ from engram.data.overview import typical_side
 from engram.store.engram import load_engram_backbone
 from engram.store.format import read_engram
 from engram.store.remote import single_engram_path
+from engram.train.options import RunOptions
 from engram.train.run import backbone_of_run
 from engram.util.progress import Progress, silent
 from engram.vit import ViT
 
 
 def backbone_for(
-    backbone: str,
+    options: RunOptions,
     splits: Splits,
     *,
-    image_size: int | None = None,
     parents: Sequence[str] = (),
-    resumed: Path | None = None,
-    dtype: str = "fp32",
+    out: Path | None = None,
     announce: Callable[[str], object] = lambda sentence: None,
     progress: Progress = silent,
 ) -> tuple[ViT, str]:
-    """The backbone of a run, and a sentence that says why it is that one.
+    """The backbone of a run to `out`, and a sentence that says why it is that one.
 
     A backbone that is named is taken. With `auto` it is that of the engrams that the task extends
-    (`parents`), or of the run that is `resumed` (its engram), and else what `choose_backbone` finds
-    for the size of the images. `announce` is called before a download, and where a backbone is only
-    a makeshift.
+    (`parents`), or of the run that is resumed, and else what `choose_backbone` finds for the size
+    of the images. `announce` is called before a download, and where a backbone is only a makeshift.
     """
-    if backbone == AUTO and parents:
+    size, dtype = options.image_size, options.backbone_dtype
+    resumed = out if options.resume else None
+    if options.backbone == AUTO and parents:
         engram = read_engram(single_engram_path(parents[0]))
         reason = f"The task extends {engram.spec.name}, which was trained on it."
-        if image_size is None:
+        if size is None:
             return load_engram_backbone(engram, None, dtype), reason
         choice = BackboneChoice(engram.backbone.source, reason)
-    elif backbone == AUTO and resumed is not None and (before := backbone_of_run(resumed)):
+    elif options.backbone == AUTO and resumed and (before := backbone_of_run(resumed)):
         choice = BackboneChoice(before, "The run that is resumed began with it.")
-    elif backbone == AUTO:
-        side = typical_side(splits) if image_size is None else None
-        choice = choose_backbone(side, image_size, announce=announce, progress=progress)
+    elif options.backbone == AUTO:
+        side = typical_side(splits) if size is None else None
+        choice = choose_backbone(side, size, announce=announce, progress=progress)
     else:
-        choice = BackboneChoice(backbone, "It was given with --backbone.")
-    return load_backbone(choice.source, image_size=image_size, dtype=dtype), choice.reason
+        choice = BackboneChoice(options.backbone, "It was given with --backbone.")
+    return load_backbone(choice.source, image_size=size, dtype=dtype), choice.reason

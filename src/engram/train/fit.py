@@ -194,7 +194,7 @@ def with_test(
     """
     if not run.test or run.stopped_at:
         return result
-    answered = answers_of(
+    answered = answers(
         model, splits["test"], result.task,
         workers=workers, transform=transform, processes=run.processes,
         progress=lambda done, total: run.progress("testing", done, total),

@@ -38,6 +38,14 @@ from engram.vit import ViT
 
 
 @dataclass(frozen=True)
+class Sources:
+    """What reads the data and loads the backbone of a job; it may give what it has already."""
+
+    read: Callable[[DataOptions, str], Splits] = DataOptions.load
+    find_backbone: Callable[..., tuple[ViT, str]] = backbone_for
+
+
+@dataclass(frozen=True)
 class TrainingJob:
     """A run of `fit` or `sweep`: data, a backbone with the parents attached, and settings."""
 
@@ -59,15 +67,13 @@ class TrainingJob:
         given: Given,
         progress: Progress,
         announce: Callable[[str], object],
-        *,
-        read: Callable[[DataOptions, str], Splits] = DataOptions.load,
-        find_backbone: Callable[..., tuple[ViT, str]] = backbone_for,
+        sources: Sources | None = None,
     ) -> TrainingJob:
         """Read the data and load the backbone; what does not fit is an EngramError.
 
-        `announce` is called with a sentence that the user should see. `read` and `find_backbone`
-        may give what they have already.
+        `announce` is called with a sentence that the user should see.
         """
+        sources = sources or Sources()
         settings = TaskSettings.create(given[TaskSettings])
         options = RunOptions(**given[RunOptions])
         name = "default" if names_file(options.recipe) else options.recipe
@@ -80,12 +86,10 @@ class TrainingJob:
         callbacks = [*trackers_named(words(options.log)), RecipeFile(more)]
         check_out(out, overwrite=options.overwrite, resume=options.resume)  # before a download
         progress("reading the data", 0, 0)
-        processes, splits = ProcessGroup(options.device), read(reading, data)
+        processes, splits = ProcessGroup(options.device), sources.read(reading, data)
         progress("loading the backbone", 0, 0)
-        backbone, why = find_backbone(
-            options.backbone, splits, image_size=options.image_size,
-            parents=[named(text)[1] for text in settings.extends],
-            resumed=out if options.resume else None, dtype=options.backbone_dtype,
+        backbone, why = sources.find_backbone(
+            options, splits, parents=[named(text)[1] for text in settings.extends], out=out,
             announce=announce if processes.main else lambda sentence: None, progress=progress,
         )  # fmt: skip
         model = MemoryViT(backbone)
