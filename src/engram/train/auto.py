@@ -260,7 +260,6 @@ class Portfolio:
         self._check_settings(regimes)
         runner.model.check(self._spec(self.name, regimes[0]))
         self.model = runner.scratch()
-        self.began = time.perf_counter()
         self.finished: list[Trial] = []  # what the choice was made from
         self.trials = [trial for regime in regimes for trial in self._trials(regime)]
         trainers = [trainer for trial in self.trials for trainer in trial.trainers]
@@ -371,7 +370,7 @@ class Portfolio:
         """Say the first answer: the best of what was solved, before anything is trained."""
         if solved:
             best = solved[best_of(self.measured_by, [one.metrics for one in solved])]
-            after = duration(time.perf_counter() - self.began)
+            after = duration(time.perf_counter() - self.run.began)
             keeps = ", Ctrl-C keeps the best so far" if training.can_keep else ""
             note = f"{self._answer(best)} after {after}; trying to improve{keeps}"
             training.progress("solving", len(solved), len(solved), note)
