@@ -14,7 +14,7 @@ from engram.cli.flags import argument, option, out_option, switch
 from engram.cli.terminal import Watch, announce
 from engram.cli.words_option import embed_texts
 from engram.errors import EngramError
-from engram.train.options import ColumnOptions, DataOptions
+from engram.train.options import ColumnOptions, DataOptions, RunOptions
 from engram.util.settings import Given
 from engram.util.text import Description, counted
 
@@ -263,9 +263,8 @@ def embed_command(
         model = load_model(engrams, named, backbone_dtype=backbone_dtype)
     else:
         splits = Splits(datasets[0].name, datasets[0].classes, train=datasets[0])
-        vit, _ = backbone_for(
-            backbone or AUTO, splits, dtype=backbone_dtype, announce=announce, progress=progress
-        )
+        run = RunOptions(backbone or AUTO, backbone_dtype=backbone_dtype)
+        vit, _ = backbone_for(run, splits, announce=announce, progress=progress)
         model = MemoryViT(vit)
     names = model.embedding_names(tasks or None)
     check_names(names)
