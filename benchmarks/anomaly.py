@@ -56,7 +56,7 @@ from engram.data.loader import Loader
 from engram.images.preprocessing import normalise
 from engram.inference.evaluate import answers
 from engram.tasks.metrics import anomaly_metrics, image_scores, pixel_histograms
-from engram.train.bank import coreset
+from engram.train.loop.bank import coreset
 
 SIDE, CROP = 224, 96
 GOOD, OTHERS = 40, 60

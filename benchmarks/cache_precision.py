@@ -26,7 +26,7 @@ from benchmarks.paths import BACKBONE, BUILD
 from benchmarks.report import markdown_table, write_report
 from benchmarks.small import TITLES, drawn, load
 from engram.data.datasets import Dataset
-from engram.train.cache import Cache, contents_of
+from engram.train.features.cache import Cache, contents_of
 
 SETS = ("pets", "waste", "textures")
 DRAWS, EACH = 3, 10

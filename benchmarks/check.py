@@ -53,7 +53,7 @@ from engram.curation.check import (
 )
 from engram.data.datasets import Splits, load
 from engram.images.decode import read_image
-from engram.train.feeds import CacheFeed
+from engram.train.features.feeds import CacheFeed
 from engram.util.progress import silent
 
 SETS = ("pets", "flowers", "textures", "waste")

@@ -49,14 +49,14 @@ from engram.images.preprocessing import normalise
 from engram.methods import Masked, Readout
 from engram.methods.readout import LayerStatistics, grid_weights
 from engram.model import MemoryViT
-from engram.train import solve
-from engram.train.auto import RATES, shorter_recipe
-from engram.train.columns import Columns, Reads
-from engram.train.dual_solver import Block
+from engram.train.heads import solve
+from engram.train.heads.columns import Columns, Reads
+from engram.train.heads.dual_solver import Block
+from engram.train.loop.task_trainer import TaskTrainer
+from engram.train.loop.training import Training
 from engram.train.recipe import Recipe
-from engram.train.run import Run
-from engram.train.task_trainer import TaskTrainer
-from engram.train.training import Training
+from engram.train.runs.run import Run
+from engram.train.search.auto import RATES, shorter_recipe
 from engram.util.processes import ProcessGroup
 from engram.vit import ViT
 

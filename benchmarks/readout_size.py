@@ -30,7 +30,7 @@ from engram.data.datasets import Dataset
 from engram.data.loader import Loader
 from engram.images.preprocessing import normalise
 from engram.methods import Readout
-from engram.train import solve
+from engram.train.heads import solve
 
 DATA = ("flowers", "pets", "textures")
 FORMS = ("as solved", "factorised")

@@ -41,11 +41,11 @@ from engram.methods import create_method, side
 from engram.methods.method import Initial, TaskInput, TaskShape
 from engram.model import MemoryViT
 from engram.tasks.heads import TaskHead
-from engram.train.feeds import CacheFeed, FeedPlan
+from engram.train.features.feeds import CacheFeed, FeedPlan
+from engram.train.loop.task_trainer import TaskTrainer
+from engram.train.loop.training import Training
 from engram.train.recipe import Recipe
-from engram.train.run import Run
-from engram.train.task_trainer import TaskTrainer
-from engram.train.training import Training
+from engram.train.runs.run import Run
 from engram.util.processes import ProcessGroup
 from engram.vit import ViT
 

@@ -39,12 +39,12 @@ from benchmarks.report import markdown_table, write_report
 from engram.data.datasets import Dataset, Splits
 from engram.tasks.metrics import classification_metrics
 from engram.tasks.task_settings import TaskSettings
-from engram.train.auto import RATES, Portfolio, shorter_recipe
-from engram.train.feeds import Feed, FeedPlan, open_feed
-from engram.train.result import Tried
-from engram.train.run import Run
-from engram.train.validation import with_held_out
-from engram.train.variants import SweepRunner
+from engram.train.features.feeds import Feed, FeedPlan, open_feed
+from engram.train.loop.validation import with_held_out
+from engram.train.runs.result import Tried
+from engram.train.runs.run import Run
+from engram.train.search.auto import RATES, Portfolio, shorter_recipe
+from engram.train.search.variants import SweepRunner
 from engram.util.processes import ProcessGroup
 
 SETS = (

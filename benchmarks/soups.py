@@ -28,11 +28,11 @@ from benchmarks.paths import BUILD, RESULTS, require_backbone
 from benchmarks.report import markdown_table
 from engram.methods import METHODS
 from engram.model import MemoryViT
-from engram.train.feeds import FeedPlan
+from engram.train.features.feeds import FeedPlan
+from engram.train.loop.task_trainer import TaskTrainer
+from engram.train.loop.training import Training
 from engram.train.recipe import Recipe
-from engram.train.run import Run
-from engram.train.task_trainer import TaskTrainer
-from engram.train.training import Training
+from engram.train.runs.run import Run
 from engram.util.processes import ProcessGroup
 
 RECORDS = Records(RESULTS / "soups.jsonl")

@@ -5,11 +5,11 @@
 On four datasets (ViT-Ti/16, 224 pixels), the training images are the pool. A first batch is
 labelled at random, the same for all, or chosen without a task. Then, in every round, a linear head
 is solved from the labelled images (L-BFGS, standardised features, the L2 penalty 0.1 of
-`engram.train.solve`), and the next batch is chosen. Accuracy is that on the test images, which
-choose nothing: the measure of uncertainty and the way to diversity were chosen on a quarter of the
-training images (`--validation`). The backbone's pass over each dataset is kept in build/suggest.
-It takes some minutes of one core, writes benchmarks/results/suggest.md, and needs the assets
-folder.
+`engram.train.heads.solve`), and the next batch is chosen. Accuracy is that on the test images,
+which choose nothing: the measure of uncertainty and the way to diversity were chosen on a quarter
+of the training images (`--validation`). The backbone's pass over each dataset is kept in
+build/suggest. It takes some minutes of one core, writes benchmarks/results/suggest.md, and needs
+the assets folder.
 """
 
 from __future__ import annotations

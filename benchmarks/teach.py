@@ -41,7 +41,7 @@ from benchmarks.small import drawn, load, records
 from engram.data.datasets import Dataset, Splits
 from engram.tasks.feature_sums import FeatureSums
 from engram.tasks.metrics import classification_metrics
-from engram.train.validation import leave_one_out_estimate
+from engram.train.loop.validation import leave_one_out_estimate
 
 #: Constants of `teach` were chosen on waste, textures, pets and blood cells: others are measured.
 SETS = ("flowers", "leaves", "xray")

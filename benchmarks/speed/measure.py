@@ -48,7 +48,7 @@ from engram.experiments.timing import Case, Say, compare
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT
-from engram.train.cache import row_bytes
+from engram.train.features.cache import row_bytes
 
 Document = dict[str, Any]
 SIDE_STEP = "side, a step from the cache"

@@ -57,13 +57,13 @@ if TYPE_CHECKING:
     from engram.store.remote import list_engrams as list  # noqa: F401
     from engram.store.sharing import pull, push
     from engram.train.add_classes import add_classes
-    from engram.train.auto import auto
-    from engram.train.callbacks import Callback
     from engram.train.fit import fit
+    from engram.train.loop.trainable import ForTrainer, train_only
     from engram.train.recipe import Recipe
-    from engram.train.sweep import sweep
+    from engram.train.runs.callbacks import Callback
+    from engram.train.search.auto import auto
+    from engram.train.search.sweep import sweep
     from engram.train.teach import forget, teach
-    from engram.train.trainable import ForTrainer, train_only
     from engram.vit.vit import ViT
 
 prepare_threads()  # before anything imports torch
@@ -104,14 +104,14 @@ __all__ = [
 
 # Where the public names live; the folders are those whose names the reference writes out.
 _HOMES = {
-    "Callback": "train.callbacks:Callback",
+    "Callback": "train.runs.callbacks:Callback",
     "EngramError": "errors:EngramError",
-    "ForTrainer": "train.trainable:ForTrainer",
+    "ForTrainer": "train.loop.trainable:ForTrainer",
     "MemoryViT": "model:MemoryViT",
     "Recipe": "train.recipe:Recipe",
     "ViT": "vit:ViT",
     "add_classes": "train.add_classes:add_classes",
-    "auto": "train.auto:auto",
+    "auto": "train.search.auto:auto",
     "compose": "store.compose:compose",
     "data": "data",
     "embed": "inference.embed:embed",
@@ -137,10 +137,10 @@ _HOMES = {
     "register": "methods:register",
     "save_backbone": "backbones.load:save_backbone",
     "store": "store",
-    "sweep": "train.sweep:sweep",
+    "sweep": "train.search.sweep:sweep",
     "tasks": "tasks",
     "teach": "train.teach:teach",
-    "train_only": "train.trainable:train_only",
+    "train_only": "train.loop.trainable:train_only",
 }
 
 __getattr__ = lazy_names(__name__, _HOMES)

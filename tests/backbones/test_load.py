@@ -30,7 +30,7 @@ from torch import nn
 import engram
 from engram import EngramError, MemoryViT, load_backbone, random_backbone, save_backbone
 from engram.images.preprocessing import Preprocessing
-from engram.train.cache import Cache
+from engram.train.features.cache import Cache
 from engram.vit.vit import HeadConfig
 
 # transformers

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from socket import socket
 
 import pytest
 from tests.support.commands import Output, assert_refused, document, run
 
-from engram.serve import launch as serving
+from engram.serve import service
 from engram.serve.launch import Job
 from engram.serve.service_settings import Settings
 from engram.util.text import Description
@@ -27,11 +28,12 @@ def test_flags_and_the_token_of_the_environment_reach_the_service(
 ) -> None:
     asked: list[Job] = []
 
-    def serve(job: Job, show: Callable[[Description], None]) -> None:
+    def serve(job: Job, listener: socket, show: Callable[[Description], None]) -> None:
         asked.append(job)
         show(Description({"url": "http://x"}, []))
 
-    monkeypatch.setattr(serving, "serve", serve)
+    monkeypatch.setattr(service, "serve", serve)
+    monkeypatch.setattr(Job, "open", lambda job: socket())
     monkeypatch.setenv("ENGRAM_TOKEN", "secret")
     monkeypatch.setenv("ENGRAM_ASK_TOKEN", "another")
     names = ("--allow-host", "a", "--allow-host", "b", "--log", "json")

@@ -14,7 +14,7 @@ from PIL import Image
 from tests.support.commands import QUICK, Output, assert_refused, document, run
 from torch import Tensor
 
-from engram.train.cache import Cache
+from engram.train.features.cache import Cache
 
 _SIDE = 48
 

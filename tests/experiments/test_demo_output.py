@@ -12,7 +12,7 @@ from engram.errors import EngramError, Interrupted
 from engram.experiments import demo_output
 from engram.experiments.demo import Demo, run_demo
 from engram.experiments.demo_output import DEMO
-from engram.train import caches
+from engram.train.features import caches
 
 
 def quick(monkeypatch: pytest.MonkeyPatch, stop: BaseException | None = None) -> None:

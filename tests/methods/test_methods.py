@@ -16,7 +16,7 @@ from torch import nn
 import engram
 from engram import EngramError, MemoryViT
 from engram.methods import METHODS, Method, OwnPassMethod, SharedPassMethod
-from engram.train.trainable import train_only
+from engram.train.loop.trainable import train_only
 
 HEAD = ["head.weight", "head.bias"]
 SIDE = [f"side.{name}" for name in ("project", "attention", "up", "down", "queries")]

@@ -33,7 +33,7 @@ from tests.support.training import sgd, steps
 from torch import Tensor, nn
 
 from engram import EngramError, MemoryViT, random_backbone
-from engram.train.trainable import train_only
+from engram.train.loop.trainable import train_only
 from engram.util.tensors import tensors_hash
 from engram.vit.vit import HeadConfig
 

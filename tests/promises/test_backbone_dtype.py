@@ -16,7 +16,7 @@ from engram.errors import Notice
 from engram.export import export_onnx
 from engram.store.engram import BackboneInfo
 from engram.store.format import read_engram
-from engram.train.cache import Cache
+from engram.train.features.cache import Cache
 from engram.util.processes import dtype_for
 
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from engram import MemoryViT, Recipe
 from engram.inference.engine import TorchEngine, on_cpu, stack_views
-from engram.train.feeds import BatchShard
-from engram.train.mixup import Mixup, parts
-from engram.train.task_trainer import TaskTrainer
-from engram.train.trainable import train_only
+from engram.train.features.feeds import BatchShard
+from engram.train.loop.mixup import Mixup, parts
+from engram.train.loop.task_trainer import TaskTrainer
+from engram.train.loop.trainable import train_only
 from engram.util.tensors import device_for
 
 META = torch.device("meta")

@@ -13,7 +13,7 @@ from tests.support.strategies import scatter
 from torch import Tensor, nn
 
 from engram import MemoryViT, ViT, load_backbone
-from engram.train.trainable import train_only
+from engram.train.loop.trainable import train_only
 from engram.util.tensors import tensors_hash
 
 FOLDER = "weights/vit_tiny_patch16_224"

@@ -21,8 +21,8 @@ from engram.report.contents import Section
 from engram.report.page import write_sections
 from engram.report.task_section import TaskPart, task_sections
 from engram.tasks.kinds import KINDS
-from engram.train.sweep import SweepResult
-from engram.train.variants import Setting
+from engram.train.search.sweep import SweepResult
+from engram.train.search.variants import Setting
 
 NAMES = ("<script>alert(1)</script>", "a & b", "c" * 90)
 

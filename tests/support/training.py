@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import engram
 from engram import MemoryViT, Recipe, load_backbone
 from engram.data.datasets import Splits, load
-from engram.train.cache import Cache, Keeps, contents_of
-from engram.train.trainable import train_only
+from engram.train.features.cache import Cache, Keeps, contents_of
+from engram.train.loop.trainable import train_only
 
 
 def start(backbone: Path, splits: Splits, name: str = "colours", **settings: Any) -> MemoryViT:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engram import MemoryViT, load_backbone
 from engram.data.datasets import Splits, load
-from engram.train.cache import Cache
+from engram.train.features.cache import Cache
 
 
 @pytest.fixture

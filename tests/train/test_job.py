@@ -11,7 +11,7 @@ from engram.train.backbone import backbone_for
 from engram.train.job import Sources, TrainingJob
 from engram.train.options import DataOptions, RunOptions
 from engram.train.recipe import Recipe
-from engram.train.sweep import SweepResult
+from engram.train.search.sweep import SweepResult
 from engram.util.progress import silent
 from engram.util.settings import Given
 from engram.vit import ViT

@@ -12,10 +12,10 @@ from benchmarks.paper.runs import datasets
 from benchmarks.paper.runs.settings import Setting, scores
 from engram.data.datasets import Splits
 from engram.model import MemoryViT
-from engram.train.auto import RATES, auto
 from engram.train.fit import fit
 from engram.train.recipe import Recipe
-from engram.train.sweep import sweep
+from engram.train.search.auto import RATES, auto
+from engram.train.search.sweep import sweep
 
 EPOCHS, BATCH, EVALUATIONS, PATIENCE = 30, 64, 20, 4
 HEAD_RATES = (1e-3, 1e-2)

@@ -25,10 +25,10 @@ from benchmarks.paper.runs.settings import SEEDS
 from benchmarks.report import markdown_table
 from engram.data.datasets import Dataset, Splits
 from engram.model import MemoryViT
+from engram.train.loop.task_trainer import TaskTrainer
+from engram.train.loop.training import Training
 from engram.train.recipe import Recipe
-from engram.train.run import Run
-from engram.train.task_trainer import TaskTrainer
-from engram.train.training import Training
+from engram.train.runs.run import Run
 from engram.util.processes import ProcessGroup
 
 PIXELS, IMAGES, FIRST_RATE = 112, 1_000, 1e-3

@@ -21,11 +21,11 @@ from engram.data.datasets import Splits
 from engram.methods import METHODS
 from engram.model import MemoryViT
 from engram.tasks.metrics import classification_metrics
-from engram.train.feeds import FeedPlan, open_feed
+from engram.train.features.feeds import FeedPlan, open_feed
+from engram.train.loop.task_trainer import TaskTrainer
+from engram.train.loop.training import Training
 from engram.train.recipe import Recipe
-from engram.train.run import Run
-from engram.train.task_trainer import TaskTrainer
-from engram.train.training import Training
+from engram.train.runs.run import Run
 from engram.util.processes import ProcessGroup
 
 EPOCHS, BATCH = 20, 64

@@ -135,7 +135,7 @@ shared.app.add_typer(cache_app, name="cache")
 @shared.command("info", group=cache_app)
 def cache_info() -> Description:
     """Print where the cache is and what it holds."""
-    from engram.train.caches import default_root, info, limit
+    from engram.train.features.caches import default_root, info, limit
 
     entries, folder = info(), str(default_root())
     total, most = sum(entry["bytes"] for entry in entries), limit()
@@ -180,7 +180,7 @@ def cache_clear(
     ),
 ) -> Description:
     """Remove everything from the cache, or what the flags choose."""
-    from engram.train.caches import clear
+    from engram.train.features.caches import clear
 
     freed = clear(backbone=backbone, unused_days=unused, down_to=down_to * 1e9)
     return Description({"freed": freed}, [("freed", f"{freed / 1e9:.2f} GB")])

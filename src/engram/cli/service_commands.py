@@ -37,7 +37,7 @@ def serve_command(
     as_json: bool,
 ) -> None:
     """Serve all tasks of a bundle, or of engrams, over HTTP, with a page to try them."""
-    from engram.serve.launch import Job, bundle_to_serve, serve
+    from engram.serve.launch import Job, bundle_to_serve
 
     settings = Settings(**flags[Settings])
     with ExitStack() as until_ready, bundle_to_serve(sources) as folder:
@@ -50,7 +50,11 @@ def serve_command(
             rows = lost if token and folder not in sources else []
             show(replace(description, rows=[*description.rows, *rows]), as_json)
 
-        serve(Job(folder, settings, token, ask_token, backbone), ready)
+        job = Job(folder, settings, token, ask_token, backbone)
+        with job.open() as listener:
+            from engram.serve.service import serve  # a port that is taken shows before torch loads
+
+            serve(job, listener, ready)
 
 
 @shared.command("label-studio", {LabelSettings: "Service"})

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from engram.model import MemoryViT
     from engram.tasks.kind import Kind
     from engram.train.job import TrainingJob
-    from engram.train.result import Result
+    from engram.train.runs.result import Result
     from engram.util.progress import Progress
 
 TrainResult = TypeVar("TrainResult", bound="Result")
@@ -76,8 +76,8 @@ def fit_command(
 ) -> Description:
     """Train a task on images, or make one of words, and write it as an engram."""
     from engram.curation.check import wrong_labels
-    from engram.train.auto import AutoResult
     from engram.train.job import TrainingJob
+    from engram.train.search.auto import AutoResult
 
     given, own = with_recipe_file(
         flags, regime=regime, seeds=seeds, soup=soup, own_pass=own_pass or None
@@ -320,8 +320,8 @@ def _reported(
 def result_rows(result: Result, model: MemoryViT) -> list[tuple[str, str]]:
     """The result of a run, for people."""
     from engram.tasks.metrics import shown
-    from engram.train.run import unreadable_list
-    from engram.train.sweep import SweepResult
+    from engram.train.runs.run import unreadable_list
+    from engram.train.search.sweep import SweepResult
 
     kind = model.task(result.task).kind
     rows = [

@@ -15,7 +15,7 @@ from engram.util.text import Description, counted
 
 if TYPE_CHECKING:
     from engram.train.job import TrainingJob
-    from engram.train.result import Result
+    from engram.train.runs.result import Result
 
 _TEXT_TOWER = (
     "a backbone with a text tower: give a CLIP, a SigLIP or a SigLIP 2 with --backbone, such as "
@@ -40,7 +40,7 @@ def fit_without_images(
     from engram.backbones.load import load_backbone
     from engram.model import MemoryViT
     from engram.store.describe import describe_engram
-    from engram.train.run import check_out
+    from engram.train.runs.run import check_out
     from engram.train.words import add_words, parse_words
 
     options, parsed = RunOptions(**given[RunOptions]), parse_words(words)

@@ -21,8 +21,8 @@ from engram.report.run_page import read_history
 from engram.store.compose import add_to_bundle
 from engram.store.remote import single_engram_path
 from engram.train.options import named
-from engram.train.plots import learning_curves
-from engram.train.run import run_folder
+from engram.train.runs.plots import learning_curves
+from engram.train.runs.run import run_folder
 from engram.util.files import make_private_folder, private
 from engram.util.text import counted, first_line, visible, without_folder
 

@@ -22,6 +22,7 @@ from engram.tasks.spec import check_name
 from engram.tasks.task_settings import TaskSettings
 from engram.train.backbone import backbone_for
 from engram.train.job import Sources, TrainingJob
+from engram.train.loop.validation import with_held_out
 from engram.train.options import (
     DataOptions,
     RunOptions,
@@ -30,8 +31,7 @@ from engram.train.options import (
     with_recipe_file,
 )
 from engram.train.recipe import Recipe
-from engram.train.run import has_state
-from engram.train.validation import with_held_out
+from engram.train.runs.run import has_state
 from engram.util.documents import read_toml
 from engram.util.files import check_replaceable
 from engram.util.progress import Progress, silent

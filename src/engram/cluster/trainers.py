@@ -27,9 +27,9 @@ from engram.cluster.jobs import FarmJob
 from engram.errors import Notice, naming_flags
 from engram.report.run_page import write_run_report
 from engram.tasks.kinds import KINDS
-from engram.train.callbacks import Callback, RunStart
 from engram.train.job import TrainingJob
-from engram.train.run import run_folder
+from engram.train.runs.callbacks import Callback, RunStart
+from engram.train.runs.run import run_folder
 from engram.util.files import make_private_folder, private, write_atomically
 from engram.util.worker_processes import end_with_parent, ignore_pillow_warnings
 

@@ -41,13 +41,13 @@ from engram.inference.evaluate import Answers
 from engram.methods import Head
 from engram.model import MemoryViT
 from engram.tasks.task_settings import TaskSettings
-from engram.train.auto import trained_regimes
-from engram.train.cache import Cache, contents_of
-from engram.train.caches import room
-from engram.train.columns import Columns
-from engram.train.feeds import FeedPlan
+from engram.train.features.cache import Cache, contents_of
+from engram.train.features.caches import room
+from engram.train.features.feeds import FeedPlan
+from engram.train.heads.columns import Columns
+from engram.train.heads.solve import Images, Rows, Solver
 from engram.train.recipe import Recipe
-from engram.train.solve import Images, Rows, Solver
+from engram.train.search.auto import trained_regimes
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, counter, silent
 from engram.util.text import storage

@@ -34,7 +34,7 @@ from engram.methods.forward import Cached, reads_tokens
 from engram.methods.method import Needs
 from engram.model import MemoryViT
 from engram.tasks.costs import Costs, task_costs
-from engram.train.cache import keys_values
+from engram.train.features.cache import keys_values
 from engram.util.tensors import device_for, wait_for
 from engram.util.text import Description
 from engram.vit import ViT

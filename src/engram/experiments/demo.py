@@ -46,7 +46,7 @@ from engram.report.task_section import TaskPart, task_sections
 from engram.store.compose import compose
 from engram.train.fit import fit
 from engram.train.recipe import Recipe
-from engram.train.result import Result
+from engram.train.runs.result import Result
 from engram.util.invocation import program
 from engram.util.progress import Progress, labelled, silent
 from engram.vit import ViT

@@ -32,9 +32,9 @@ from engram.store.engram import BackboneInfo, Engram
 from engram.store.format import read_engram
 from engram.tasks.task_settings import TaskSettings
 from engram.train.recipe import RECIPES, Recipe
-from engram.train.run import run_folder
-from engram.train.sweep import sweep
-from engram.train.variants import grid_of
+from engram.train.runs.run import run_folder
+from engram.train.search.sweep import sweep
+from engram.train.search.variants import grid_of
 from engram.util.charts import Chart, Line, line_chart, side_by_side
 from engram.util.files import write_atomically
 from engram.util.processes import ProcessGroup

@@ -17,13 +17,13 @@ from engram.report.task_section import TaskPart, task_sections
 from engram.tasks.kind import Kind
 from engram.tasks.kinds import KINDS
 from engram.tasks.metrics import shown
-from engram.train.auto import AutoResult
+from engram.train.loop.validation import with_held_out
 from engram.train.recipe import Recipe
-from engram.train.result import Result
-from engram.train.run import run_folder
-from engram.train.sweep import SweepResult
-from engram.train.trackers import history_rows
-from engram.train.validation import with_held_out
+from engram.train.runs.result import Result
+from engram.train.runs.run import run_folder
+from engram.train.runs.trackers import history_rows
+from engram.train.search.auto import AutoResult
+from engram.train.search.sweep import SweepResult
 from engram.util.text import counted
 
 MAX_IMAGES = 1000  # that a task answers for a report after training

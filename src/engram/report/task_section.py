@@ -30,7 +30,7 @@ from engram.report.findings import FINDINGS
 from engram.report.images import backbone_views, paint_attention, thumbnail
 from engram.store.portable import data_name
 from engram.tasks.metrics import TITLES, shown
-from engram.train.plots import learning_curves, validation_metric
+from engram.train.runs.plots import learning_curves, validation_metric
 from engram.util.text import summarise_names
 
 MAX_EXAMPLES = 4  # images with maps of attention

@@ -17,8 +17,8 @@ from engram.serve.routes.infer import infer_router
 from engram.serve.routes.operations import operations_router
 from engram.serve.routes.predictions import predict_router
 from engram.serve.routes.request_pipeline import RequestPipeline
-from engram.serve.routes.schemas import error_responses
 from engram.serve.routes.tasks import tasks_router
+from engram.serve.schemas import error_responses
 from engram.serve.telemetry import Telemetry
 from engram.serve.tokens import Tokens
 

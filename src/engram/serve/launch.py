@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,6 @@ from engram.store.bundles import is_bundle
 from engram.store.compose import compose
 from engram.util import hub
 from engram.util.optional import require
-from engram.util.text import Description
 
 _PACKAGES = ("fastapi", "prometheus_client", "python_multipart", "uvicorn")
 
@@ -65,22 +64,6 @@ class Job:
             milliseconds = int(1000 * self.settings.timeout)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         return listener
-
-
-def serve(job: Job, show: Callable[[Description], None]) -> None:
-    """Serve a bundle in one process or several, until a signal comes.
-
-    `show` is called with the description of the service as soon as it can answer.
-    """
-    with job.open() as listener:
-        from engram.serve.service import Service, run_workers
-
-        if job.settings.workers > 1:
-            run_workers(job, listener, show)
-            return
-        service = Service(job, listener)
-        show(service.description)
-        service.run()
 
 
 def clean_token(token: str | None, name: str = "token") -> str | None:

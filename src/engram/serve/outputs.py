@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engram.inference.engine import familiarity_name, stack_views
 from engram.serve.catalogue import Snapshot
-from engram.serve.routes.schemas import LOGITS
+from engram.serve.schemas import LOGITS
 from engram.util.allocator import return_freed_memory
 
 Outputs = dict[str, Tensor]  # of one image, by name

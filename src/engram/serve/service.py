@@ -119,7 +119,20 @@ class Service:
 # Several processes
 
 
-def run_workers(job: Job, listener: socket.socket, show: Callable[[Description], None]) -> None:
+def serve(job: Job, listener: socket.socket, show: Callable[[Description], None]) -> None:
+    """Serve a bundle in one process or several, until a signal comes.
+
+    `show` is called with the description of the service as soon as it can answer.
+    """
+    if job.settings.workers > 1:
+        _run_workers(job, listener, show)
+        return
+    service = Service(job, listener)
+    show(service.description)
+    service.run()
+
+
+def _run_workers(job: Job, listener: socket.socket, show: Callable[[Description], None]) -> None:
     """Start workers, and replace those that die, until SIGTERM or Ctrl-C; `show` the first's."""
     threads = job.settings.threads or max(1, available_cpus() // job.settings.workers)
     job = replace(job, settings=replace(job.settings, threads=threads))

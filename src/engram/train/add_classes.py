@@ -24,16 +24,16 @@ from engram.store.format import read_engram
 from engram.store.remote import single_engram_path
 from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.task import Task
-from engram.train.columns import Columns
 from engram.train.fit import training_record, with_test
-from engram.train.image_statistics import keep_statistics
+from engram.train.heads.columns import Columns
+from engram.train.heads.solve import Images, Rows, Solver
+from engram.train.loop.image_statistics import keep_statistics
+from engram.train.loop.task_trainer import TaskTrainer
+from engram.train.loop.training import Training
+from engram.train.loop.validation import HeldOut, with_held_out
 from engram.train.recipe import Recipe
-from engram.train.result import Result
-from engram.train.run import Run
-from engram.train.solve import Images, Rows, Solver
-from engram.train.task_trainer import TaskTrainer
-from engram.train.training import Training
-from engram.train.validation import HeldOut, with_held_out
+from engram.train.runs.result import Result
+from engram.train.runs.run import Run
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 from engram.util.text import summarise_names

@@ -13,7 +13,7 @@ from engram.store.engram import load_engram_backbone
 from engram.store.format import read_engram
 from engram.store.remote import single_engram_path
 from engram.train.options import RunOptions
-from engram.train.run import backbone_of_run
+from engram.train.runs.run import backbone_of_run
 from engram.util.progress import Progress, silent
 from engram.vit import ViT
 

@@ -19,18 +19,18 @@ from engram.methods.method import Needs
 from engram.model import MemoryViT
 from engram.tasks.task import Task
 from engram.tasks.task_settings import TaskSettings
-from engram.train.bank import fill_banks
-from engram.train.callbacks import Callback
-from engram.train.columns import whole_readout
-from engram.train.identity import identity_of
+from engram.train.heads.columns import whole_readout
+from engram.train.heads.solve import Solver
+from engram.train.loop.bank import fill_banks
+from engram.train.loop.task_trainer import fold_trainers
+from engram.train.loop.training import Training
+from engram.train.loop.validation import HeldOut, with_held_out
 from engram.train.recipe import Recipe, learning_rate
-from engram.train.result import Ending, Result
-from engram.train.run import ResultT, Run
-from engram.train.solve import Solver
-from engram.train.task_trainer import fold_trainers
-from engram.train.trackers import run_callbacks, settings_of
-from engram.train.training import Training
-from engram.train.validation import HeldOut, with_held_out
+from engram.train.runs.callbacks import Callback
+from engram.train.runs.identity import identity_of
+from engram.train.runs.result import Ending, Result
+from engram.train.runs.run import ResultT, Run
+from engram.train.runs.trackers import run_callbacks, settings_of
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 

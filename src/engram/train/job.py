@@ -18,18 +18,18 @@ from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task_settings import TaskSettings
-from engram.train.auto import auto, trained_regimes
 from engram.train.backbone import backbone_for
-from engram.train.callbacks import Callback
 from engram.train.fit import fit, with_test
 from engram.train.opening import opening
 from engram.train.options import DataOptions, RunOptions, named, names_file, recipe_from
 from engram.train.recipe import Recipe, learning_rate
-from engram.train.result import Result
-from engram.train.run import Run, check_out
-from engram.train.sweep import SweepResult, spread, sweep
+from engram.train.runs.callbacks import Callback
+from engram.train.runs.result import Result
+from engram.train.runs.run import Run, check_out
+from engram.train.runs.trackers import RecipeFile, trackers_named
+from engram.train.search.auto import auto, trained_regimes
+from engram.train.search.sweep import SweepResult, spread, sweep
 from engram.train.teach import teach
-from engram.train.trackers import RecipeFile, trackers_named
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress
 from engram.util.settings import Given

@@ -8,11 +8,11 @@ from engram.data.datasets import Splits
 from engram.errors import flag
 from engram.model import MemoryViT
 from engram.tasks.spec import TaskSpec
-from engram.train.cache import row_bytes
-from engram.train.caches import default_root
-from engram.train.feeds import FeedPlan
+from engram.train.features.cache import row_bytes
+from engram.train.features.caches import default_root
+from engram.train.features.feeds import FeedPlan
+from engram.train.loop.validation import with_held_out
 from engram.train.recipe import Recipe
-from engram.train.validation import with_held_out
 from engram.util.text import counted, storage
 
 #: Said once a machine: when the folder of the cache does not exist yet.

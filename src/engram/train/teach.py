@@ -31,8 +31,8 @@ from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.feature_sums import FeatureSums
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
-from engram.train.result import Result
-from engram.train.validation import leave_one_out_estimate
+from engram.train.loop.validation import leave_one_out_estimate
+from engram.train.runs.result import Result
 from engram.util.progress import Progress, silent
 from engram.util.text import summarise_names
 

@@ -24,7 +24,7 @@ from engram.serve.decoding.upload import read_upload
 from engram.serve.decoding.worker import BodyDecoder
 from engram.serve.log import Log
 from engram.serve.problems import Problem
-from engram.serve.routes.schemas import PredictOptions
+from engram.serve.schemas import PredictOptions
 from engram.serve.service_settings import Settings
 from engram.serve.telemetry import Telemetry
 

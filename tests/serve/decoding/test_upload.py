@@ -12,7 +12,7 @@ from tests.support.waiting import computing_less_than
 from benchmarks.serve.malformed import BOUNDARY, form
 from engram.serve.decoding.upload import Upload, read_upload
 from engram.serve.problems import Problem
-from engram.serve.routes.schemas import PredictOptions
+from engram.serve.schemas import PredictOptions
 
 JSON, FORM = "application/json", f"multipart/form-data; boundary={BOUNDARY.decode()}"
 MOST = 4

@@ -19,7 +19,7 @@ from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
 from engram.serve.decoding.upload import read_upload
 from engram.serve.decoding.worker import Answer, BodyDecoder, receive, send
-from engram.serve.routes.schemas import PredictOptions
+from engram.serve.schemas import PredictOptions
 
 PREPROCESSING = Preprocessing((16, 16), None)
 KIND = f"multipart/form-data; boundary={BOUNDARY.decode()}"

@@ -18,7 +18,7 @@ import engram
 from engram import MemoryViT
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
-from engram.serve.routes.schemas import NoAnswer, TaskAnswer
+from engram.serve.schemas import NoAnswer, TaskAnswer
 
 
 def test_every_kind_of_task_answers_in_its_way(client: TestClient, world: World) -> None:

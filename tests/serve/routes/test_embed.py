@@ -15,8 +15,8 @@ from tests.support.serving import Server, World, picture, put
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.serve.routes.predictions import shown_vectors
-from engram.serve.routes.schemas import Embedding
 from engram.serve.routes.writing import json_parts
+from engram.serve.schemas import Embedding
 
 
 def expected(world: World, data: bytes, *names: str) -> dict[str, torch.Tensor]:

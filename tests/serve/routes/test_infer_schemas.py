@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from engram.serve.routes.schemas import InferOutput, InferRequest
+from engram.serve.schemas import InferOutput, InferRequest
 
 IMAGE: dict[str, Any] = {"name": "image", "shape": [1], "datatype": "BYTES", "data": ["eA=="]}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engram.serve.routes.schemas import Error, error_responses, request_body
+from engram.serve.schemas import Error, error_responses, request_body
 
 
 def test_an_error_is_described_by_its_status() -> None:

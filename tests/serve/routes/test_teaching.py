@@ -15,7 +15,7 @@ from PIL import Image
 from tests.support.serving import AUTH, Opened, World, ask, task_names
 
 import engram
-from engram.serve.routes.schemas import MAX_VECTORS
+from engram.serve.schemas import MAX_VECTORS
 from engram.store.format import parse_engram
 
 LABELS = ["sun", "sun", "sea", "sea"]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from engram.serve.decoding.upload import Upload, decode_base64, named, parse_json, too_many
 from engram.serve.problems import Problem
-from engram.serve.routes.schemas import (
+from engram.serve.schemas import (
     IMAGE,
     MAX_TASKS,
     MAX_VECTORS,

@@ -17,7 +17,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
 from engram.serve.problems import Problem
-from engram.serve.routes.schemas import MAX_TASKS, Options, body_with_images
+from engram.serve.schemas import MAX_TASKS, Options, body_with_images
 from engram.util.text import counted, printable
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -30,7 +30,8 @@ from engram.serve.outputs import (
 )
 from engram.serve.problems import Problem
 from engram.serve.routes.request_pipeline import Asked, RequestPipeline
-from engram.serve.routes.schemas import (
+from engram.serve.routes.writing import JSON, Answer, json_parts, numbers, raw
+from engram.serve.schemas import (
     IMAGE,
     PIXELS,
     InferOptions,
@@ -44,7 +45,6 @@ from engram.serve.routes.schemas import (
     error_responses,
     request_body,
 )
-from engram.serve.routes.writing import JSON, Answer, json_parts, numbers, raw
 from engram.serve.tokens import Tokens
 from engram.util.text import printable
 

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 
 from engram.serve.catalogue import Catalogue
 from engram.serve.routes.request_pipeline import RequestPipeline
-from engram.serve.routes.schemas import Status, error_responses
+from engram.serve.schemas import Status, error_responses
 from engram.serve.tokens import Tokens
 from engram.util.templates import page_files, render
 

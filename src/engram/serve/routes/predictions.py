@@ -21,7 +21,8 @@ from engram.serve.catalogue import Catalogue, Snapshot
 from engram.serve.decoding.upload import read_upload
 from engram.serve.outputs import kept_values
 from engram.serve.routes.request_pipeline import Asked, RequestPipeline, content_type
-from engram.serve.routes.schemas import (
+from engram.serve.routes.writing import JSON, Answer, json_parts, numbers
+from engram.serve.schemas import (
     Embedding,
     EmbedOptions,
     Options,
@@ -32,7 +33,6 @@ from engram.serve.routes.schemas import (
     error_responses,
     request_body,
 )
-from engram.serve.routes.writing import JSON, Answer, json_parts, numbers
 from engram.serve.tokens import Tokens
 from engram.util.tensors import to_device
 

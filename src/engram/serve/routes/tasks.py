@@ -20,7 +20,8 @@ from engram.serve.decoding.infer_body import read_vectors
 from engram.serve.middleware import client_address
 from engram.serve.problems import Problem
 from engram.serve.routes.request_pipeline import RequestPipeline, read_body
-from engram.serve.routes.schemas import (
+from engram.serve.routes.writing import Answer
+from engram.serve.schemas import (
     MAX_VECTORS,
     TaskDetail,
     TaskList,
@@ -29,7 +30,6 @@ from engram.serve.routes.schemas import (
     error_responses,
     request_body,
 )
-from engram.serve.routes.writing import Answer
 from engram.serve.telemetry import WRITE
 from engram.serve.tokens import Tokens
 from engram.store.bundles import Bundle
