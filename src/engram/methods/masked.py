@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from engram.errors import EngramError
@@ -188,9 +187,6 @@ class MaskedBranch(Branch):
             tokens = batch.backbone.config.prefix + math.prod(patches)
             self.streams = self.routed_streams = RoutedStreams(memory, batch.route, tokens)
             self.routed, self.fast = True, self.streams.whole
-
-    def take(self, streams: Mapping[str, Tensor]) -> None:
-        self.final = torch.cat([streams[stream.name] for stream in self.memory.streams], dim=1)
 
     def last_tokens(self, n: int) -> int:
         return n if any(task.per_pixel for task in self.tasks) else 0

@@ -28,7 +28,7 @@ forward.py runs the streams through the layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
@@ -36,7 +36,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from engram.methods.adapters import AdapterBank, Adapters, PaddedAdapters
 from engram.util.tensors import to_device
@@ -58,27 +57,18 @@ class Stream:
     adapters: Adapters | None = None
 
 
-@dataclass(frozen=True)
-class KeysValues:
+class KeysValues(NamedTuple):
     """Keys and values: of the backbone at one layer, (b, h, n, d) each, if nothing else is said."""
 
     k: Tensor
     v: Tensor
 
 
-@dataclass(frozen=True)
-class Normed:
-    """The backbone's normed tokens at one layer, as from a cache."""
-
-    tokens: Tensor  # (b, n, D)
-    checkpointed: bool = False  # recomputed in the backward pass (activation checkpointing)
-
-
-#: The backbone as a task stream sees it at one layer.
-BackboneView = KeysValues | Normed
-#: Called with a layer's number and the attention weights (b, h, s, n), (b, h, s, a), (b, h, s, m),
-#: with the backbone's values (b, h, n, d), and with what the class tokens read (b, s, D).
-AttentionHook = Callable[[int, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+#: The backbone as a task stream sees it at one layer; without keys, by its normed tokens (b, n, D).
+BackboneView = KeysValues | Tensor
+#: Called at each layer with its block, the attention weights (b, h, s, …), the backbone's values
+#: (b, h, n, d), and what the class tokens read (b, s, D).
+AttentionHook = Callable[[Block, Tensor, Tensor, Tensor], None]
 
 
 class Streams(Protocol):
@@ -183,16 +173,14 @@ class Memory:
         pairs = zip(self.streams, self.spans, strict=True)
         return {stream.name: y[:, span.start : span.stop] for stream, span in pairs}
 
+    def join(self, tokens: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of `split`."""
+        return torch.cat([tokens[stream.name] for stream in self.streams], dim=1)
+
     def attend(self, layer: int, block: Block, normed: Tensor, backbone: BackboneView) -> Tensor:
         if isinstance(backbone, KeysValues):
             return self.attend_keys(layer, block, block.project(normed), backbone)
-        inputs = layer, block, normed, backbone.tokens
-        if not backbone.checkpointed:
-            return self._attend_tokens(*inputs)
-        read: Tensor = checkpoint(
-            self._attend_tokens, *inputs, use_reentrant=False, preserve_rng_state=False
-        )
-        return read
+        return self._attend_tokens(layer, block, normed, backbone)
 
     def attend_keys(self, layer: int, block: Block, own: QKV, backbone: KeysValues) -> Tensor:
         q, k, v = own  # (b, h, s, d)
@@ -202,8 +190,10 @@ class Memory:
             v = torch.cat([backbone.v, v, cells.v[:, 0].expand(q.shape[0], -1, -1, -1)], dim=2)
             return merge_heads(F.scaled_dot_product_attention(q, k, v))
         tokens = KeysValues(self._read(k, dim=2), self._read(v, dim=2))
-        readable = Readable(backbone, tokens, cells, "hsmd", self.missing)
-        return read_by_keys(layer, q, readable, self.hook)
+        read, weights = read_by_keys(q, backbone, tokens, cells, self.missing)
+        if self.hook is not None:
+            self.hook(block, weights, backbone.v, read)
+        return read
 
     def _attend_tokens(self, layer: int, block: Block, normed: Tensor, backbone: Tensor) -> Tensor:
         """`attend` without any key or value, from the normed tokens and cells x themselves:
@@ -253,39 +243,37 @@ class Memory:
         return x[(slice(None),) * dim + (self.tokens_read,)]
 
 
-@dataclass(frozen=True)
-class Readable:
-    """All that class tokens may read at one layer."""
+def read_by_keys(
+    q: Tensor,
+    backbone: KeysValues,
+    tokens: KeysValues,
+    cells: KeysValues,
+    missing: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Attention of class tokens with queries q (b, h, s, d), over what each of them may read.
 
-    backbone: KeysValues
-    tokens: KeysValues  # (b, h, s, a, d)
-    cells: KeysValues
-    cell_axes: str  # hsmd, or with b where each image has its own
-    missing: Tensor | None  # padding among tokens and cells, (…, s, a + m)
-
-
-def read_by_keys(layer: int, q: Tensor, of: Readable, hook: AttentionHook | None = None) -> Tensor:
-    """Attention of class tokens with queries (b, h, s, d): what they read, (b, s, D)."""
+    These are the backbone, class tokens (b, h, s, a, d), and cells (h, s, m, d), or (b, s, h, m, d)
+    where each image has its own; `missing` is padding among tokens and cells, (…, s, a + m). Gives
+    what was read (b, s, D), and the weights (b, h, s, n + a + m).
+    """
     q = q * q.shape[-1] ** -0.5
-    to_backbone = q @ of.backbone.k.mT
-    to_tokens = (q.unsqueeze(3) * of.tokens.k).sum(-1)
-    by_row = torch.compiler.is_exporting() and of.cell_axes == "hsmd"
+    axes = "hsmd" if cells.k.ndim == 4 else "bshmd"
+    by_row = torch.compiler.is_exporting() and cells.k.ndim == 4
+    to_backbone = q @ backbone.k.mT
+    to_tokens = (q.unsqueeze(3) * tokens.k).sum(-1)
     if by_row:
-        to_cells = _by_row(q, of.cells.k.mT)
+        to_cells = _by_row(q, cells.k.mT)
     else:
-        to_cells = torch.einsum(f"bhsd,{of.cell_axes}->bhsm", q, of.cells.k)
+        to_cells = torch.einsum(f"bhsd,{axes}->bhsm", q, cells.k)
     lengths = [to_backbone.shape[-1], to_tokens.shape[-1], to_cells.shape[-1]]
-    weights = _weigh(to_backbone, torch.cat([to_tokens, to_cells], dim=-1), of.missing)
+    weights = _weigh(to_backbone, torch.cat([to_tokens, to_cells], dim=-1), missing)
     to_backbone, to_tokens, to_cells = torch.split(weights, lengths, dim=-1)
-    read = to_backbone @ of.backbone.v + (to_tokens.unsqueeze(-1) * of.tokens.v).sum(3)
+    read = to_backbone @ backbone.v + (to_tokens.unsqueeze(-1) * tokens.v).sum(3)
     if by_row:
-        read = read + _by_row(to_cells, of.cells.v)
+        read = read + _by_row(to_cells, cells.v)
     else:
-        read = read + torch.einsum(f"bhsm,{of.cell_axes}->bhsd", to_cells, of.cells.v)
-    read = merge_heads(read)
-    if hook is not None:
-        hook(layer, to_backbone, to_tokens, to_cells, of.backbone.v, read)
-    return read
+        read = read + torch.einsum(f"bhsm,{axes}->bhsd", to_cells, cells.v)
+    return merge_heads(read), weights
 
 
 def _by_row(x: Tensor, y: Tensor) -> Tensor:

@@ -194,9 +194,6 @@ class Branch(ABC):
         """Whether `layer` has to be called."""
         return type(self).layer is not Branch.layer
 
-    def take(self, streams: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Take the last class tokens (b, k, D) of tasks by name, from a pass of another engine."""
-
     def last_tokens(self, n: int) -> int:
         """Number of the last layer's n tokens that the head inputs need, from the first on."""
         return n

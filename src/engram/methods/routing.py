@@ -22,7 +22,6 @@ from engram.methods.memory import (
     BackboneView,
     KeysValues,
     Memory,
-    Readable,
     read_by_keys,
     spans,
 )
@@ -210,7 +209,7 @@ class _RoutedGroup:
         cells = self.memory.keys_values(layer, block)
         cells = KeysValues(*(x.transpose(0, 1)[self._table] for x in (cells.k, cells.v)))
         tokens = KeysValues(self._read(k), self._read(v))
-        return read_by_keys(layer, q, Readable(backbone, tokens, cells, "bshmd", self._missing))
+        return read_by_keys(q, backbone, tokens, cells, self._missing)[0]
 
     def _read(self, x: Tensor) -> Tensor:
         """Gather the slots that each slot of an image reads: (b, h, s, d) -> (b, h, s, a, d)."""
