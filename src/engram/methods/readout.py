@@ -252,8 +252,17 @@ class Readout(SharedPassMethod):
 
     @classmethod
     def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:
-        methods = [(task, task.method) for task in tasks if isinstance(task.method, Readout)]
-        return partial(ReadoutBranch, Projections(methods))
+        return partial(ReadoutBranch, tasks)
+
+    def read(self, task: TaskInput, features: Features) -> Tensor:
+        """The head's input (b, features): layer statistics, or what they are projected to."""
+        assert features.statistics is not None
+        seen = features.statistics.last(self.layers, self.grid)
+        if not self.projected:
+            return seen
+        projection = task.tensors["projection"]
+        pooled, others = seen.tensor_split([seen.shape[1] - projection.shape[1]], dim=1)
+        return torch.cat([pooled, F.linear(others, projection.to(others))], dim=1)
 
 
 def stack_projections(
@@ -277,46 +286,15 @@ def stack_projections(
     return len(projection), {**mean, "projection": projection, "head.weight": weight}
 
 
-class Projections:
-    """Head inputs of tasks from layer statistics, with the projections of all of them stacked.
-
-    `tasks` are readouts, each with the settings of its readout.
-    """
-
-    def __init__(self, tasks: Sequence[tuple[TaskInput, Readout]]) -> None:
-        self._plain = {task.name: one for task, one in tasks if not one.projected}
-        stacked: dict[tuple[int, bool], list[tuple[TaskInput, Readout]]] = {}
-        for task, one in tasks:
-            if one.projected:
-                stacked.setdefault((one.layers, one.grid), []).append((task, one))
-        # By the statistics that they read: names, numbers of each task, and (all numbers, others)
-        self._stacked = {
-            seen: (
-                [task.name for task, _ in group],
-                [one.projected for _, one in group],
-                torch.cat([task.tensors["projection"] for task, _ in group]),
-            )
-            for seen, group in stacked.items()
-        }
-
-    def __call__(self, statistics: LayerStatistics) -> dict[str, Tensor]:
-        """Features (b, features) by task."""
-        found = {n: statistics.last(one.layers, one.grid) for n, one in self._plain.items()}
-        for (layers, grid), (names, sizes, projection) in self._stacked.items():
-            seen = statistics.last(layers, grid)
-            width = seen.shape[1] - projection.shape[1]
-            pooled, others = seen[:, :width], seen[:, width:]
-            parts = torch.split(F.linear(others, projection.to(others)), sizes, dim=1)
-            found |= {n: torch.cat([pooled, x], 1) for n, x in zip(names, parts, strict=True)}
-        return found
-
-
 class ReadoutBranch(Branch):
     """The statistics of the pass, as many layers as each task reads."""
 
-    def __init__(self, projections: Projections, batch: Batch) -> None:
-        self.projections = projections
+    def __init__(self, tasks: Sequence[TaskInput], batch: Batch) -> None:
+        self.tasks = tasks
 
     def head_inputs(self, features: Features) -> dict[str, HeadInput]:
-        assert features.statistics is not None
-        return {name: HeadInput(x) for name, x in self.projections(features.statistics).items()}
+        return {
+            task.name: HeadInput(task.method.read(task, features))
+            for task in self.tasks
+            if isinstance(task.method, Readout)
+        }
