@@ -51,7 +51,7 @@ def from_cache(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
         layers, final = normed_of_every_layer(model.backbone, pixels), model.backbone.tokens(pixels)
     size = (pixels.shape[2], pixels.shape[3])
     cached = Cached(model.backbone.pool(final), layers, final)
-    return model.from_cache(cached, list(model.tasks), size)
+    return model.from_cache(cached, list(model.tasks), size).outputs()
 
 
 PATHS = {**passes.PATHS, "from the cache": from_cache}

@@ -63,6 +63,6 @@ def test_outputs_come_from_a_pass_that_was_made_elsewhere(
             raw = backbone.encode(x, size, layers.__setitem__)
         normed, expected = list(layers.values()), either_family(pixels)
         cached = Cached(layers=normed, raw=raw, streams=streams)
-        found = either_family.from_cache(cached, list(expected), size)
+        found = either_family.from_cache(cached, list(expected), size).outputs()
         for name, output in found.items():
             torch.testing.assert_close(output, expected[name], **CLOSE)

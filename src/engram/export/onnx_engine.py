@@ -107,7 +107,8 @@ class OnnxEngine(Engine):
                 own = {name: one[some] for name, one in streams.items()}
                 normed = [one[some] for one in layers]
                 cached = Cached(layers=normed, raw=raw[some], streams=own)
-                parts.append(self.model.with_familiarity_from_cache(cached, asked, size))
+                inputs = self.model.from_cache(cached, asked, size)
+                parts.append((inputs.outputs(), inputs.familiarity()))
         return join_images(parts, tasks)
 
 
@@ -187,7 +188,7 @@ def _no_tasks(backbone: ViT, adapters: bool) -> MemoryTensors:
     config = backbone.config
     cells = torch.zeros(config.depth, 0, config.width)
     own = torch.zeros(1, config.width) if backbone.class_token is None else backbone.class_token
-    return Memory(backbone, [Stream("", own, cells)]).tensors(backbone, adapters)
+    return Memory(backbone, [Stream("", own, cells, [0])]).tensors(backbone, adapters)
 
 
 # Tracing: the tokens before the first layer, and one layer

@@ -75,10 +75,6 @@ class Masked(SharedPassMethod):
         False, "cells join after the norm, as in other implementations", flag=False
     )
 
-    @classmethod
-    def family(cls) -> type[Method]:
-        return Masked
-
     def fitted(self, task: TaskShape) -> Method:
         needed = task.classes if task.per_pixel else 1
         return replace(self, tokens=self.tokens or needed)
@@ -114,25 +110,20 @@ class Masked(SharedPassMethod):
 
     @classmethod
     def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> JoinedMemory:
-        places = {task.name: i for i, task in enumerate(tasks)}
-        reads: list[tuple[int, ...]] = []  # of every task, all its ancestors
-        for task in tasks:
-            own = {places[parent] for parent in task.extends}
-            own.update(i for parent in task.extends for i in reads[places[parent]])
-            reads.append(tuple(sorted(own)))
+        reads: dict[str, set[int]] = {}  # by task: itself and all its ancestors
         streams = []
-        for task, ancestors in zip(tasks, reads, strict=True):
+        for i, task in enumerate(tasks):
+            reads[task.name] = {i}.union(*(reads[parent] for parent in task.extends))
             assert isinstance(task.method, Masked)
-            streams.append(
-                Stream(
-                    name=task.name,
-                    token=task.tensors["class_token"],
-                    cells=task.tensors["cells"],
-                    extends=ancestors,
-                    after_norm=task.method.after_norm,
-                    adapters=find_adapters(task.tensors),
-                )
+            stream = Stream(
+                task.name,
+                task.tensors["class_token"],
+                task.tensors["cells"],
+                sorted(reads[task.name]),
+                task.method.after_norm,
+                find_adapters(task.tensors),
             )
+            streams.append(stream)
         return JoinedMemory(Memory(backbone, streams), tasks)
 
     def attention_maps(
@@ -186,7 +177,7 @@ class MaskedBranch(Branch):
             patches = (side // batch.backbone.config.patch for side in batch.size)
             tokens = batch.backbone.config.prefix + math.prod(patches)
             self.streams = self.routed_streams = RoutedStreams(memory, batch.route, tokens)
-            self.routed, self.fast = True, self.streams.whole
+            self.fast = self.streams.whole
 
     def last_tokens(self, n: int) -> int:
         return n if any(task.per_pixel for task in self.tasks) else 0
@@ -201,7 +192,7 @@ class MaskedBranch(Branch):
         for task in self.tasks:
             if task.name in found:
                 patches = features.patches_for(task)
-                if patches is not None and self.routed:
+                if patches is not None and self.route is not None:
                     rows = features.batch.rows(task.name)
                     patches = replace(patches, tokens=patches.tokens[rows])
                 own = features.batch.backbone.norm(found[task.name])

@@ -52,7 +52,7 @@ class Stream:
     name: str
     token: Tensor  # (k, D); the paper has k = 1
     cells: Tensor  # (l, m, D); m may be 0
-    extends: tuple[int, ...] = ()  # the earlier streams of the pass that it reads, all ancestors
+    reads: Sequence[int]  # streams of the pass: all its ancestors, in order, and itself, the last
     after_norm: bool = False  # the cells join behind the norm: the public re-implementations
     adapters: Adapters | None = None
 
@@ -112,7 +112,7 @@ class Memory:
         lengths = [len(stream.token) for stream in streams]
         self.spans = spans(lengths)
         cells = spans([stream.cells.shape[1] for stream in streams])
-        reads = [(*stream.extends, i) for i, stream in enumerate(streams)]
+        reads = [stream.reads for stream in streams]
         self.token_table, tokens_missing = _table(reads, self.spans, lengths)
         cell_table, cells_missing = _table(reads, cells, lengths)
         self.tokens_read = self._index(self.token_table)  # (s, a)

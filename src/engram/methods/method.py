@@ -186,7 +186,7 @@ class Branch(ABC):
     trains = False
     #: The tasks whose head inputs are wanted; others are there because these extend them.
     asked: Collection[str] | None = None  # None: all
-    #: Whether the head inputs have only the rows of the images that asked, as a route says.
+    #: Whether its batch has a route: the head inputs have only rows of the images that asked then.
     routed = False
 
     @property
@@ -251,8 +251,8 @@ class Method(ABC):
 
     @classmethod
     def family(cls) -> type[Method]:
-        """The class whose `join` takes tasks of this method."""
-        return cls
+        """The class whose tasks join together: the one that `join` is inherited from."""
+        return next((one for one in cls.__mro__ if "join" in vars(one)), cls)
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:

@@ -113,7 +113,7 @@ class RoutedStreams:
         at = {stream.name: i for i, stream in enumerate(memory.streams)}
         self._slots: list[dict[str, range]] = []  # of every image, by stream
         for names in route.only(at.__contains__):
-            own = {i for name in names for i in (*memory.streams[at[name]].extends, at[name])}
+            own = {i for name in names for i in memory.streams[at[name]].reads}
             places = spans([len(memory.spans[i]) for i in sorted(own)])
             streams = (memory.streams[i].name for i in sorted(own))
             self._slots.append(dict(zip(streams, places, strict=True)))

@@ -80,10 +80,6 @@ class Side(SharedPassMethod):
     cells: int = shared_setting("cells")
     rank: int = shared_setting("rank")
 
-    @classmethod
-    def family(cls) -> type[Method]:
-        return Side
-
     def check_parent(self, parent: Method) -> None:
         super().check_parent(parent)
         assert isinstance(parent, Side)
@@ -349,7 +345,6 @@ class SideBranch(Branch):
             name: (g, i) for g, one in enumerate(groups) for i, name in enumerate(one.names)
         }
         self.routes: list[_GroupRoute | None] = [None] * len(groups)
-        self.routed = batch.route is not None
         if batch.route is not None:
             asked = batch.route.rows
             images = {task.name: {*asked.get(task.name, ())} for task in tasks}

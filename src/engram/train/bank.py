@@ -23,7 +23,7 @@ from engram.errors import EngramError, Notice
 from engram.images.preprocessing import normalise
 from engram.methods.method import HeadInput, Patches
 from engram.methods.patchcore import PatchCore
-from engram.model.passes import head_inputs, head_inputs_from_cache
+from engram.model.passes import head_inputs
 from engram.train.caches import info
 from engram.train.feed_plan import FeedPlan
 from engram.train.feeds import BatchShard, CacheFeed
@@ -104,9 +104,8 @@ class PatchFeed:
             shares = stored.epoch(0, 0) if split == "train" else stored.validation()
             for share in shares:
                 with torch.inference_mode():
-                    cached = stored.cached(share.inputs)
-                    inputs = head_inputs_from_cache(model, [name], cached, self._size)
-                patches = inputs[name].patches
+                    inputs = model.from_cache(stored.cached(share.inputs), [name], self._size)
+                patches = inputs.by_task[name].patches
                 assert patches is not None
                 yield patches, share.labels, share.samples, share.failed
             self.bad |= stored.bad

@@ -20,6 +20,7 @@ from engram.data.near_duplicates import SIMILAR, dataset_groups, directions
 from engram.errors import EngramError, Notice, flag
 from engram.images.preprocessing import normalise
 from engram.methods.forward import Cached
+from engram.model.passes import HeadInputs
 from engram.train.cache import Cache, View, contents_of, prefetched
 from engram.train.caches import limit, make_room, room
 from engram.train.feed_plan import FeedPlan
@@ -289,11 +290,13 @@ class CacheFeed:
         return prefetched(read())
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        return self.model.from_cache(self.cached(inputs), tasks, self._plain.preprocessing.size)
+        return self._head_inputs(inputs, tasks).outputs()
 
     def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        size = self._plain.preprocessing.size
-        return self.model.embed_from_cache(self.cached(inputs), tasks, size)
+        return self._head_inputs(inputs, tasks).vectors()
+
+    def _head_inputs(self, inputs: Tensor, tasks: Sequence[str]) -> HeadInputs:
+        return self.model.from_cache(self.cached(inputs), tasks, self._plain.preprocessing.size)
 
     def cached(self, inputs: Tensor) -> Cached:
         """Features of the backbone from the inputs of a share."""
