@@ -48,7 +48,7 @@ def from_cache(tokens: bool) -> Pass:
         rotation = model.backbone.rotation(pixels.shape[-2:], layers[0].shape[1])
         can = tokens and rotation is None
         with mock.patch.object(forward, "reads_tokens", return_value=can):
-            y = forward.from_cached(model.backbone, layers, streams, rotation)
+            (y,) = forward.from_cached(model.backbone, layers, [streams], rotation)
         own = streams.split(model.backbone.norm(y))
         return {name: model.task(name).head(own[name].mean(1)) for name in model.tasks}
 

@@ -27,7 +27,7 @@ def test_a_class_of_masked_segmentation_is_its_token_times_the_patches(
     with torch.no_grad():
         x = backbone.embed(pixels[:1])
         run = BackbonePass(backbone, x, x.shape[1])
-        own = backbone.norm(forward_tasks(backbone, run, memory, 1))[0]  # (classes, D)
+        own = backbone.norm(forward_tasks(backbone, run, [memory], 1)[0])[0]  # (classes, D)
         patches = backbone.norm(run.tokens)[0, 1:]  # (24, D)
         head = task.head
         fields = []

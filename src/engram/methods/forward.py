@@ -56,19 +56,21 @@ def run(
     """
     backbone, hook, n = batch.backbone, _layer_hook(branches, statistics), x.shape[1]
     rotation = backbone.rotation(batch.size, n)
-    beside = [(branch, branch.streams) for branch in branches if branch.streams is not None]
+    beside = [streams for branch in branches for streams in branch.streams]
+    trains = any(branch.trains for branch in branches if branch.streams)
+    final: Sequence[Tensor] = ()
     if not beside:
         raw = backbone.encode(x, batch.size, hook)
-    elif len(beside) == 1 and not exact and beside[0][0].fast and not beside[0][0].trains:
-        ((branch, streams),) = beside
-        raw, branch.final = FastPass(streams, n, rotation, hook).run(backbone, x, keep)
+    elif len(beside) == 1 and beside[0].whole and not exact and not trains:
+        raw, *final = FastPass(beside[0], n, rotation, hook).run(backbone, x, keep)
     else:
-        checkpointed = not exact and reads_checkpointed(backbone, n, beside[0][1])
+        checkpointed = not exact and reads_checkpointed(backbone, n, beside[0])
         plain = BackbonePass(backbone, x, keep, checkpointed, rotation, hook)
-        views = list(plain) if len(beside) > 1 else plain
-        for branch, streams in beside:
-            branch.final = forward_tasks(backbone, views, streams, len(x), checkpointed)
+        final = forward_tasks(backbone, plain, beside, len(x), checkpointed)
         raw = plain.tokens
+    rest = iter(final)
+    for branch in branches:
+        branch.final = [next(rest) for _ in branch.streams]
     features = Features(batch, raw=raw, statistics=statistics)
     if hook is not None:
         hook(backbone.config.depth, features.tokens)
@@ -83,9 +85,10 @@ def run_cached(
     normed = [layer for layer in cached.layers if isinstance(layer, Tensor)]
     rotation = backbone.rotation(batch.size, normed[0].shape[1]) if normed else None
     for branch in branches:
-        if isinstance(branch.streams, Memory) and cached.streams is not None:
-            branch.final = branch.streams.join(cached.streams)
-        elif branch.streams is not None:
+        if cached.streams is not None:
+            memories = [one for one in branch.streams if isinstance(one, Memory)]
+            branch.final = [memory.join(cached.streams) for memory in memories]
+        elif branch.streams:
             branch.final = from_cached(backbone, cached.layers, branch.streams, rotation)
     hook = _layer_hook(branches, statistics)
     if cached.statistics is not None:
@@ -197,22 +200,23 @@ class BackbonePass:
 def forward_tasks(
     vit: ViT,
     backbone: Iterable[BackboneView],
-    streams: Streams,
+    streams: Sequence[Streams],
     images: int,
     checkpointed: bool = False,
-) -> Tensor:
+) -> list[Tensor]:
     """The tasks' own tokens at the last layer (b, s, D), reading a backbone that runs by itself.
 
     The way to train a task: with the backbone frozen, only the tasks' tokens build a graph.
     `checkpointed` attention is recomputed in the backward pass (activation checkpointing).
     """
-    y = streams.start(images)
+    tokens = [one.start(images) for one in streams]
     for layer, (block, view) in enumerate(zip(vit.layers, backbone, strict=True)):
-        attend: Attend = partial(streams.attend, layer, backbone=view)
-        if checkpointed:
-            attend = partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
-        y = block(y, attend, layer_adapters(streams.bank, layer))
-    return y
+        for i, one in enumerate(streams):
+            attend: Attend = partial(one.attend, layer, backbone=view)
+            if checkpointed:
+                attend = partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
+            tokens[i] = block(tokens[i], attend, layer_adapters(one.bank, layer))
+    return tokens
 
 
 def reads_checkpointed(vit: ViT, n: int, streams: Streams) -> bool:
@@ -253,15 +257,16 @@ def _in_width(vit: ViT, n: int, s: int) -> int:
 def from_cached(
     vit: ViT,
     layers: Sequence[BackboneView],
-    streams: Streams,
+    streams: Sequence[Streams],
     rotation: Rotation | None = None,
-) -> Tensor:
+) -> list[Tensor]:
     """`forward_tasks` for a backbone of which a cache kept tokens, or keys and values."""
     normed = [layer for layer in layers if isinstance(layer, Tensor)]
     images = len(normed[0] if normed else layers[0][0])
     passes = 2 if torch.is_grad_enabled() else 1  # forward, and back through the same products
+    s = sum(one.start(1).shape[1] for one in streams)
     views: Iterable[BackboneView] = layers
-    if normed and not reads_tokens(vit, normed[0].shape[1], streams.start(1).shape[1], passes):
+    if normed and not reads_tokens(vit, normed[0].shape[1], s, passes):
         pairs = zip(normed, vit.layers, strict=True)
         views = (KeysValues(*block.keys_values(tokens, rotation)) for tokens, block in pairs)
     return forward_tasks(vit, views, streams, images)

@@ -34,7 +34,7 @@ from engram.methods.method import (
     token_macs,
 )
 from engram.methods.method_flags import shared_setting
-from engram.methods.routing import RoutedStreams
+from engram.methods.routing import routed_streams, split_routed
 from engram.util.settings import setting
 from engram.vit import ViT
 
@@ -171,23 +171,21 @@ class MaskedBranch(Branch):
     """The class tokens of masked tasks, which forward.py takes through the layers."""
 
     def __init__(self, memory: Memory, tasks: Sequence[TaskInput], batch: Batch) -> None:
-        self.memory = self.streams = memory
+        self.memory, self.streams = memory, [memory]
         self.tasks, self.route = tasks, batch.route
         if batch.route is not None:
             patches = (side // batch.backbone.config.patch for side in batch.size)
             tokens = batch.backbone.config.prefix + math.prod(patches)
-            self.streams = self.routed_streams = RoutedStreams(memory, batch.route, tokens)
-            self.fast = self.streams.whole
+            self.streams = self.groups = routed_streams(memory, batch.route, tokens)
 
     def last_tokens(self, n: int) -> int:
         return n if any(task.per_pixel for task in self.tasks) else 0
 
     def head_inputs(self, features: Features) -> dict[str, HeadInput]:
-        assert self.final is not None
         if self.route is None:
-            found = self.memory.split(self.final)
+            found = self.memory.split(self.final[0])
         else:
-            found = self.routed_streams.split(self.final, self.route.rows)
+            found = split_routed(self.groups, self.final, self.route.rows)
         inputs = {}
         for task in self.tasks:
             if task.name in found:

@@ -74,6 +74,7 @@ AttentionHook = Callable[[Block, Tensor, Tensor, Tensor], None]
 class Streams(Protocol):
     """Class tokens that go through the layers: of a `Memory`, or routed by image."""
 
+    whole: bool  # they are beside all images
     bank: AdapterBank | PaddedAdapters | None
 
     def start(self, images: int) -> Tensor:
@@ -104,6 +105,7 @@ class Memory:
     parameter changes, for many passes). A `hook` is called with the attention weights of a pass.
     """
 
+    whole = True
     hook: AttentionHook | None = None
 
     def __init__(self, vit: ViT, streams: Sequence[Stream]) -> None:

@@ -177,11 +177,10 @@ class Branch(ABC):
     """The tasks of one family in one pass."""
 
     #: The optional entry of class tokens that go through the layers themselves, beside a backbone
-    #: that runs alone or, outside of training and if they are `fast`, sharing its matrix products.
-    #: `final` is then set to their last tokens (b, s, D).
-    streams: Streams | None = None
-    fast = True
-    final: Tensor | None = None
+    #: that runs alone or, outside of training, shares its matrix products with them. `final` is
+    #: then set to their last tokens (b, s, D).
+    streams: Sequence[Streams] = ()
+    final: Sequence[Tensor] = ()
     #: Whether autograd records what it computes.
     trains = False
     #: The tasks whose head inputs are wanted; others are there because these extend them.
