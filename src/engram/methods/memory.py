@@ -128,10 +128,10 @@ class Memory:
         self.reads_only_itself = a == 1 and s == len(streams)
         self._kept: dict[int, KeysValues] = {}  # of cells, by layer
         pairs = zip(self.spans, streams, strict=True)
-        adapted = [(span, one.adapters) for span, one in pairs if one.adapters is not None]
-        self.bank: AdapterBank | PaddedAdapters | None = (
-            AdapterBank(adapted, s) if adapted else None
-        )
+        self.adapted = [(span, one.adapters) for span, one in pairs if one.adapters is not None]
+        self.bank: AdapterBank | PaddedAdapters | None = None
+        if self.adapted:
+            self.bank = AdapterBank(self.adapted, s)
 
     def _index(self, rows: list[list[int]]) -> Tensor:
         index = torch.tensor(rows, dtype=torch.long).view(len(rows), len(rows[0]))
@@ -163,10 +163,10 @@ class Memory:
             keys, values = (F.pad(part, (0, 0, 0, 1)) for part in (keys, values))
             missing = F.pad(missing, (0, 1), value=True)
         own = self.token, self.tokens_read, missing, keys, values
-        if not adapters:
-            return MemoryTensors(*own)
-        bank = self.bank if isinstance(self.bank, AdapterBank) else AdapterBank([], s)
-        return MemoryTensors(*own, bank.padded(len(vit.layers), self.token))
+        bank = (
+            PaddedAdapters.create(self.adapted, len(vit.layers), self.token) if adapters else None
+        )
+        return MemoryTensors(*own, bank)
 
     def start(self, images: int) -> Tensor:
         return self.token.expand(images, -1, -1)
