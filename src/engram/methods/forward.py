@@ -45,17 +45,16 @@ def run(
     x: Tensor,
     branches: Sequence[Branch],
     statistics: LayerStatistics | None,
-    *,
-    keep: int,
     exact: bool = False,
 ) -> Features:
     """Run the backbone once from its embedded tokens x (b, n, D), with all branches beside it.
 
-    Of the last tokens, `keep` are wanted: the last layer computes no others. `exact` runs the
-    backbone alone, so that no bit depends on the branches.
+    `exact` runs the backbone alone, so that no bit depends on the branches.
     """
     backbone, hook, n = batch.backbone, _layer_hook(branches, statistics), x.shape[1]
     rotation = backbone.rotation(batch.size, n)
+    # of the last tokens, the first that are wanted: the last layer computes no others
+    keep = n if exact or hook is not None else max(branch.last_tokens(n) for branch in branches)
     beside = [streams for branch in branches for streams in branch.streams]
     trains = any(branch.trains for branch in branches if branch.streams)
     final: Sequence[Tensor] = ()

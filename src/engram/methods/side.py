@@ -40,6 +40,7 @@ from torch import Tensor
 
 from engram.errors import EngramError
 from engram.methods.attention_maps import AttentionMaps, pooling_maps
+from engram.methods.forward import run
 from engram.methods.memory import spans
 from engram.methods.method import (
     Batch,
@@ -130,10 +131,9 @@ class Side(SharedPassMethod):
         """Maps of the pooling queries; in segmentation, of the backbone's class token."""
         if task.per_pixel:
             return super().attention_maps(tasks, task, backbone, pixels)
-        size = (pixels.shape[-2], pixels.shape[-1])
-        branch = SideBranch(tasks, _groups(tasks), Batch(backbone, size, pixels.device))
-        raw = backbone.encode(backbone.embed(pixels), size, branch.layer)
-        branch.layer(backbone.config.depth, backbone.norm(raw))
+        batch = Batch(backbone, (pixels.shape[-2], pixels.shape[-1]), pixels.device)
+        branch = SideBranch(tasks, _groups(tasks), batch)
+        run(batch, backbone.embed(pixels), [branch], None)
         return pooling_maps(branch.pooling(task.name), branch.vectors(task.name), backbone, pixels)
 
 
@@ -151,10 +151,6 @@ class SideReadout(Side):
     grid: bool = shared_setting("grid", Readout)
     projected: int = shared_setting("projected", Readout)
     half: ClassVar[frozenset[str]] = Readout.half
-
-    @property
-    def reads_grid(self) -> bool:
-        return self.grid
 
     @property
     def readout(self) -> Readout:

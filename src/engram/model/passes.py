@@ -146,11 +146,7 @@ def head_inputs(
                 route.check(len(x))
             batch = Batch(backbone, (pixels.shape[-2], pixels.shape[-1]), pixels.device, route)
             branches, statistics = _start(model, shared, batch, x, exact)
-            reads_layers = statistics is not None or any(one.reads_layers for one in branches)
-            n = x.shape[1]
-            keep = n if exact or reads_layers else max(one.last_tokens(n) for one in branches)
-            features = run(batch, x, branches, statistics, keep=keep, exact=exact)
-            found |= _finish(branches, features)
+            found |= _finish(branches, run(batch, x, branches, statistics, exact))
     return {name: found[name].map(backbone.to_fp32) for name in names}
 
 
@@ -192,13 +188,10 @@ def _start(
             branch = model.join(together, trains)(own)
             branch.trains, branch.asked, branch.routed = trains, group, own.route is not None
             branches.append(branch)
-    methods = [model.task(name).method for name in names]
-    needing = [method for method in methods if Needs.STATISTICS in method.needs]
-    if not needing:
+    if not any(Needs.STATISTICS in model.task(name).method.needs for name in names):
         return branches, None
-    grid = any(method.reads_grid for method in needing)
-    weights = grid_weights(batch.backbone, batch.size, batch.device) if grid else None
-    return branches, LayerStatistics(batch.backbone, weights)
+    grid = grid_weights(batch.backbone, batch.size, batch.device)
+    return branches, LayerStatistics(batch.backbone, grid)
 
 
 def _finish(branches: Sequence[Branch], features: Features) -> dict[str, HeadInput]:
