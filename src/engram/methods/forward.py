@@ -70,9 +70,11 @@ def run(
     rest = iter(final)
     for branch in branches:
         branch.final = [next(rest) for _ in branch.streams]
-    features = Features(batch, raw=raw, statistics=statistics)
+    features = Features(batch, raw=raw)
     if hook is not None:
         hook(backbone.config.depth, features.tokens)
+    if statistics is not None:
+        features.statistics = statistics.all()
     return features
 
 
@@ -89,15 +91,19 @@ def run_cached(
             branch.final = [memory.join(cached.streams) for memory in memories]
         elif branch.streams:
             branch.final = from_cached(backbone, cached.layers, branch.streams, rotation)
-    hook = _layer_hook(branches, statistics)
-    if cached.statistics is not None:
-        statistics = LayerStatistics.from_rows(cached.statistics, backbone)
     features = Features(
-        batch, raw=cached.raw, tokens=cached.final, pooled=cached.pooled, statistics=statistics
+        batch,
+        raw=cached.raw,
+        tokens=cached.final,
+        pooled=cached.pooled,
+        statistics=cached.statistics,
     )
+    hook = _layer_hook(branches, statistics)
     if hook is not None and cached.layers:
         for index, tokens in enumerate([*normed, features.tokens]):
             hook(index, tokens)
+        if statistics is not None:
+            features.statistics = statistics.all()
     return features
 
 

@@ -33,7 +33,6 @@ from engram.vit import ViT
 if TYPE_CHECKING:
     from engram.methods.attention_maps import AttentionMaps
     from engram.methods.memory import Streams
-    from engram.methods.readout import LayerStatistics
     from engram.methods.routing import Route
 
 
@@ -135,9 +134,10 @@ class Features:
         raw: Tensor | None = None,
         tokens: Tensor | None = None,
         pooled: Tensor | None = None,
-        statistics: LayerStatistics | None = None,
+        statistics: Tensor | None = None,
     ) -> None:
-        self.batch, self.statistics = batch, statistics
+        self.batch = batch
+        self.statistics = statistics  # all layer statistics (b, features), if a task reads them
         self._raw, self._tokens, self._pooled = raw, tokens, pooled
 
     @property
