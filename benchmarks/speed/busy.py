@@ -31,7 +31,7 @@ from benchmarks.speed.plan import Plan, backbone_of
 from engram.experiments.bench import PLAIN, Workload, make_step, plain_step
 from engram.experiments.timing import Say, quartiles
 from engram.images.preprocessing import Preprocessing
-from engram.methods.forward import Cached
+from engram.methods.method import Cached
 from engram.model import MemoryViT
 from engram.train.recipe import Recipe
 

@@ -35,8 +35,7 @@ from torch import Tensor
 
 from engram import MemoryViT
 from engram.backbones.shape import BackboneShape
-from engram.methods.forward import Cached
-from engram.methods.method import TaskShape
+from engram.methods.method import Cached, TaskShape
 from engram.methods.side import Side
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}

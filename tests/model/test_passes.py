@@ -7,7 +7,8 @@ from tests.support.strategies import FAMILY, model_of, scatter, some_pixels
 from torch import Tensor
 
 from engram import MemoryViT
-from engram.methods.forward import Cached, FastPass
+from engram.methods.forward import FastPass
+from engram.methods.method import Cached
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-5}
 

@@ -30,8 +30,8 @@ from engram.experiments.timing import (
     machine,
 )
 from engram.methods import Masked, MaskedAdapter, method_class
-from engram.methods.forward import Cached, reads_tokens
-from engram.methods.method import Needs
+from engram.methods.forward import reads_tokens
+from engram.methods.method import Cached, Needs
 from engram.model import MemoryViT
 from engram.tasks.costs import Costs, task_costs
 from engram.train.cache import keys_values

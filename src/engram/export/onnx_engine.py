@@ -32,10 +32,10 @@ from engram.export.write import (
 )
 from engram.inference.engine import Computed, Engine, OneByOne, join_images
 from engram.methods.adapters import PaddedAdapters
-from engram.methods.forward import Cached, FastPass
+from engram.methods.forward import FastPass
 from engram.methods.masked import JoinedMemory
 from engram.methods.memory import Memory, MemoryTensors, Stream
-from engram.methods.method import Needs
+from engram.methods.method import Cached, Needs
 from engram.model import MemoryViT
 from engram.vit import ViT
 from engram.vit.layers import Block

@@ -21,23 +21,11 @@ from torch.utils.checkpoint import checkpoint
 
 from engram.methods.adapters import AdapterBank, find_adapters, layer_adapters
 from engram.methods.memory import AttentionHook, BackboneView, KeysValues, Memory, Streams
-from engram.methods.method import Batch, Branch, Features
+from engram.methods.method import Batch, Branch, Cached, Features
 from engram.methods.readout import LayerStatistics
 from engram.vit.layers import Attend, Block, LayerHook, merge_heads
 from engram.vit.pos_embed import Rotation
 from engram.vit.vit import ViT
-
-
-@dataclass(frozen=True, eq=False)
-class Cached:
-    """Features of the backbone for a batch, from a cache or another engine; as far as needed."""
-
-    pooled: Tensor | None = None  # (b, D)
-    layers: Sequence[BackboneView] = ()
-    final: Tensor | None = None  # the final normed tokens (b, n, D)
-    statistics: Tensor | None = None  # all layer statistics (b, features)
-    raw: Tensor | None = None  # the last tokens before the final norm (b, n, D)
-    streams: Mapping[str, Tensor] | None = None  # those of tasks (b, k, D)
 
 
 def run(
@@ -70,7 +58,7 @@ def run(
     rest = iter(final)
     for branch in branches:
         branch.final = [next(rest) for _ in branch.streams]
-    features = Features(batch, raw=raw)
+    features = Features(batch, Cached(raw=raw))
     if hook is not None:
         hook(backbone.config.depth, features.tokens)
     if statistics is not None:
@@ -91,13 +79,7 @@ def run_cached(
             branch.final = [memory.join(cached.streams) for memory in memories]
         elif branch.streams:
             branch.final = from_cached(backbone, cached.layers, branch.streams, rotation)
-    features = Features(
-        batch,
-        raw=cached.raw,
-        tokens=cached.final,
-        pooled=cached.pooled,
-        statistics=cached.statistics,
-    )
+    features = Features(batch, cached)
     hook = _layer_hook(branches, statistics)
     if hook is not None and cached.layers:
         for index, tokens in enumerate([*normed, features.tokens]):

@@ -32,7 +32,7 @@ from engram.vit import ViT
 
 if TYPE_CHECKING:
     from engram.methods.attention_maps import AttentionMaps
-    from engram.methods.memory import Streams
+    from engram.methods.memory import BackboneView, Streams
     from engram.methods.routing import Route
 
 
@@ -124,21 +124,24 @@ class Batch:
         return to_device(torch.tensor(self.route.rows[name]), self.device)
 
 
+@dataclass(frozen=True, eq=False)
+class Cached:
+    """Features of the backbone for a batch that are there, as far as they are needed."""
+
+    pooled: Tensor | None = None  # (b, D)
+    layers: Sequence[BackboneView] = ()
+    final: Tensor | None = None  # the final normed tokens (b, n, D)
+    statistics: Tensor | None = None  # all layer statistics (b, features)
+    raw: Tensor | None = None  # the last tokens before the final norm (b, n, D)
+    streams: Mapping[str, Tensor] | None = None  # those of tasks (b, k, D)
+
+
 class Features:
     """Features of the backbone once the last layer is done, each computed when first asked for."""
 
-    def __init__(
-        self,
-        batch: Batch,
-        *,
-        raw: Tensor | None = None,
-        tokens: Tensor | None = None,
-        pooled: Tensor | None = None,
-        statistics: Tensor | None = None,
-    ) -> None:
-        self.batch = batch
-        self.statistics = statistics  # all layer statistics (b, features), if a task reads them
-        self._raw, self._tokens, self._pooled = raw, tokens, pooled
+    def __init__(self, batch: Batch, cached: Cached) -> None:
+        self.batch, self.statistics = batch, cached.statistics
+        self._raw, self._tokens, self._pooled = cached.raw, cached.final, cached.pooled
 
     @property
     def raw(self) -> Tensor:

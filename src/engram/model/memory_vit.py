@@ -22,8 +22,7 @@ from engram.errors import EngramError, Notice
 from engram.images.preprocessing import Preprocessing
 from engram.methods import create_method
 from engram.methods.attention_maps import AttentionMaps
-from engram.methods.forward import Cached
-from engram.methods.method import Joined
+from engram.methods.method import Cached, Joined
 from engram.methods.method_flags import DEFAULT_REGIME
 from engram.methods.routing import Entry, Route
 from engram.model.passes import (

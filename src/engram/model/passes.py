@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engram.methods.forward import Cached, run, run_cached
+from engram.methods.forward import run, run_cached
 from engram.methods.method import (
     Batch,
     Branch,
+    Cached,
     Features,
     HeadInput,
     Joined,

@@ -39,8 +39,9 @@ from engram.data.loader import Loader
 from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.preprocessing import Preprocessing, normalise
-from engram.methods.forward import BackbonePass, Cached
+from engram.methods.forward import BackbonePass
 from engram.methods.memory import BackboneView, KeysValues
+from engram.methods.method import Cached
 from engram.methods.readout import LayerStatistics, grid_count, grid_weights, statistics_per_layer
 from engram.train.caches import INDEX_LINE, default_root
 from engram.util.files import make_private_folder, private, write_atomically

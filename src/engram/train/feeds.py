@@ -19,7 +19,7 @@ from engram.data.loader import Loader
 from engram.data.near_duplicates import SIMILAR, dataset_groups, directions
 from engram.errors import EngramError, Notice, flag
 from engram.images.preprocessing import normalise
-from engram.methods.forward import Cached
+from engram.methods.method import Cached
 from engram.model.passes import HeadInputs
 from engram.train.cache import Cache, View, contents_of, prefetched
 from engram.train.caches import limit, make_room, room
