@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engram.backbones.configs import (
-    READABLE,
-    ModelSettings,
-    default_preprocessing,
-    explain_bad_settings,
-)
+from engram.backbones.configs import READABLE, ModelSettings, explain_bad_settings
 from engram.backbones.shape import CONFIG, MAX_PATCHES, can_be_cut
 from engram.backbones.translate import Translated, check_complete, translate
 from engram.errors import EngramError
@@ -73,10 +69,8 @@ def parse(
         settings = read_settings(found)
     config = _infer_config(found, settings)
     found = replace(found, tensors=_split_positions(found.tensors, config, share))
-    default = default_preprocessing(settings.defaults, settings.image_size or config.image_size)
-    return ParsedModel(
-        found, config, lambda: settings.adjust_preprocessing(default), settings.labels
-    )
+    preprocessing = partial(settings.preprocessing, settings.image_size or config.image_size)
+    return ParsedModel(found, config, preprocessing, settings.labels)
 
 
 def _split_positions(
@@ -184,11 +178,7 @@ def usual_heads(width: int, swiglu: bool) -> int:
 
 
 def _infer_grid(
-    count: int,
-    patch: int,
-    others: tuple[int, ...],
-    image_size: tuple[int, int] | None,
-    name: str,
+    count: int, patch: int, others: tuple[int, ...], image_size: tuple[int, int] | None, name: str
 ) -> tuple[int, int]:
     """Rows and columns of patches, from the number of position embeddings.
 

@@ -48,12 +48,11 @@ _DEFAULT_PREPROCESSING = {
 class ModelSettings:
     """Settings of a model that its tensors do not show."""
 
-    defaults: str  # a row of _DEFAULT_PREPROCESSING
+    preprocessing: Callable[[tuple[int, int]], Preprocessing]  # of images of a size
     vit: dict[str, Any]  # fields of `ViTConfig`; heads of None are inferred from the width
     head: dict[str, Any] = field(default_factory=dict)  # fields of `HeadConfig`
     image_size: tuple[int, int] | None = None  # None: the position embeddings are a square
     declared: Mapping[str, int] = field(default_factory=dict)  # sizes; the tensors must agree
-    adjust_preprocessing: Callable[[Preprocessing], Preprocessing] = lambda default: default
     labels: Sequence[object] | None = None
 
 
@@ -121,10 +120,7 @@ _TRANSFORMERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "deit": ({"eps": 1e-12}, {}),
     "dinov2": ({"eps": 1e-6}, {"pooling": "class+mean"}),
     "dinov2_with_registers": ({"eps": 1e-6, "antialias": True}, {"pooling": "class+mean"}),
-    "dinov3": (
-        {"eps": 1e-5, "antialias": True, "positions": "none", "rotary": _DINOV3_ROTARY},
-        {},
-    ),
+    "dinov3": ({"eps": 1e-5, "antialias": True, "positions": "none", "rotary": _DINOV3_ROTARY}, {}),
     "clip": ({"eps": 1e-5, "activation": "quick_gelu"}, {"projection": True, "bias": False}),
     "siglip": ({"eps": 1e-6, "activation": "gelu_pytorch_tanh"}, {"pooling": "attention"}),
     "aimv2": (
@@ -158,8 +154,8 @@ def transformers_settings(
     two_towers = model_type == "aimv2" and "vision_config" in config
     if two_towers or model_type in ("clip", "siglip"):
         vision = (config.get("vision_config") or {}) | (config.get("vision_config_dict") or {})
-    names, (usual, head) = found.layout.names, _TRANSFORMERS.get(model_type, _TRANSFORMERS[family])
-    vit = {"activation": "gelu", "antialias": False, **usual}
+    names, (own, head) = found.layout.names, _TRANSFORMERS.get(model_type, _TRANSFORMERS[family])
+    vit = {"activation": "gelu", "antialias": False, **own}
     activation = vision.get("hidden_act", vit["activation"])
     gated = len(names["blocks.{i}.mlp.fc1"]) > 1 and family != "dinov2"
     if activation not in _ACTIVATIONS or (activation == "silu") != gated:
@@ -181,13 +177,13 @@ def transformers_settings(
     declared = {"hidden_size": "width", "num_hidden_layers": "depth", "patch_size": "patch"}
     if family != "dinov2":
         declared["intermediate_size"] = "mlp_width"
+    usual = model_type if model_type in _DEFAULT_PREPROCESSING else family
     return ModelSettings(
-        model_type if model_type in _DEFAULT_PREPROCESSING else family,
+        partial(_processor_preprocessing, usual, processor),
         vit,
         head,
         image_size=_pair(vision["image_size"]) if "image_size" in vision else None,
         declared={o: _pair(vision[t])[0] for t, o in declared.items() if t in vision},
-        adjust_preprocessing=partial(_adjust_to_processor, processor),
         labels=None if family == "clip" and not classifier else _transformers_labels(config),
     )
 
@@ -212,14 +208,17 @@ def _pair(value: object) -> tuple[int, int]:
 _PILLOW = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in Pillow's numbers
 
 
-def _adjust_to_processor(cfg: Mapping[str, Any], default: Preprocessing) -> Preprocessing:
-    """The preprocessing of preprocessor_config.json; what it leaves out is the default."""
+def _processor_preprocessing(
+    family: str, cfg: Mapping[str, Any], size: tuple[int, int]
+) -> Preprocessing:
+    """The preprocessing of preprocessor_config.json; what it leaves out is as in the family."""
+    default = default_preprocessing(family, size)
     if not cfg.get("do_rescale", True) or abs(cfg.get("rescale_factor", 1 / 255) - 1 / 255) > 1e-6:
         raise Invalid(
             "pixels are not scaled to the range from 0 to 1, which is not supported; give "
             "`preprocessing`"
         )
-    size, resize = default.size, default.resize
+    resize = default.resize
     if cfg.get("size") is not None:
         size, resize = _processor_size(cfg)
     normalise = cfg.get("do_normalize", True)
@@ -281,7 +280,7 @@ def timm_settings(config: Mapping[str, Any], found: Translated) -> ModelSettings
         image_size = _pair(size or 256)
     activation = _timm_activation(config, cfg, family, found)
     return ModelSettings(
-        defaults,
+        partial(_timm_preprocessing, defaults, cfg),
         {
             "eps": eps,
             "heads": heads,
@@ -296,7 +295,6 @@ def timm_settings(config: Mapping[str, Any], found: Translated) -> ModelSettings
             "pool_heads": arguments.get("attn_pool_num_heads") or (8 if family == "pe" else None),
         },
         image_size=image_size,
-        adjust_preprocessing=partial(_adjust_to_timm, cfg),
         labels=config.get("label_names"),
     )
 
@@ -373,9 +371,12 @@ def _timm_pooling(pool: object, found: Translated) -> Pooling:
     return "class"
 
 
-def _adjust_to_timm(cfg: Mapping[str, Any], default: Preprocessing) -> Preprocessing:
-    """The preprocessing of pretrained_cfg; what it leaves out is the default."""
-    size = tuple(cfg.get("input_size") or (3, *default.size))[1:]
+def _timm_preprocessing(
+    family: str, cfg: Mapping[str, Any], usual: tuple[int, int]
+) -> Preprocessing:
+    """The preprocessing of pretrained_cfg; what it leaves out is as in the family."""
+    default = default_preprocessing(family, usual)
+    size = tuple(cfg.get("input_size") or (3, *usual))[1:]
     mode = cfg.get("crop_mode") or "center"
     if mode not in ("center", "squash"):
         raise Invalid(f"the crop mode {mode!r} is not supported; give `preprocessing`")

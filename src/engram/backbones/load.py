@@ -302,7 +302,9 @@ def _parse(path: Path, name: str) -> ParsedModel:
     """Parse a file or folder in whichever layout it has."""
     if path.is_file() and path.suffix == ".npz":
         tensors, heads = _read_npz(path)
-        settings = ModelSettings("vit", {"eps": 1e-6, "heads": heads})
+        settings = ModelSettings(
+            partial(default_preprocessing, "vit"), {"eps": 1e-6, "heads": heads}
+        )
         return parse(tensors, "google", lambda found: settings, name)
     config = read_json(path / "config.json") if path.is_dir() else {}
     if "engram_backbone" in config:

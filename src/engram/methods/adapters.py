@@ -66,12 +66,7 @@ class AdapterBank:
             different numbers of them.
     """
 
-    def __init__(
-        self,
-        members: Sequence[Member],
-        tokens: int,
-        routed: bool = False,
-    ) -> None:
+    def __init__(self, members: Sequence[Member], tokens: int, routed: bool = False) -> None:
         self.routed = routed
         shapes: dict[tuple[int, int], list[tuple[list[int], Adapters]]] = {}
         for rows, adapters in members:

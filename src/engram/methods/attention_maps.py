@@ -62,11 +62,7 @@ class AttentionMaps:
 
 
 def first_token_maps(
-    backbone: ViT,
-    pixels: Tensor,
-    name: str,
-    tensors: Mapping[str, Tensor],
-    update: str = "fresh",
+    backbone: ViT, pixels: Tensor, name: str, tensors: Mapping[str, Tensor], update: str = "fresh"
 ) -> AttentionMaps:
     """Maps of token 0 in a pass of `full_attention`: a task's own class token, or the backbone's.
 

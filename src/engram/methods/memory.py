@@ -247,11 +247,7 @@ class Memory:
 
 
 def read_by_keys(
-    q: Tensor,
-    backbone: KeysValues,
-    tokens: KeysValues,
-    cells: KeysValues,
-    missing: Tensor | None,
+    q: Tensor, backbone: KeysValues, tokens: KeysValues, cells: KeysValues, missing: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Attention of class tokens with queries q (b, h, s, d), over what each of them may read.
 

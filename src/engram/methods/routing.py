@@ -17,14 +17,7 @@ from torch import Tensor
 
 from engram.errors import EngramError
 from engram.methods.adapters import AdapterBank, PaddedAdapters
-from engram.methods.memory import (
-    QKV,
-    BackboneView,
-    KeysValues,
-    Memory,
-    read_by_keys,
-    spans,
-)
+from engram.methods.memory import QKV, BackboneView, KeysValues, Memory, read_by_keys, spans
 from engram.util.tensors import to_device
 from engram.vit.layers import Block
 
