@@ -113,7 +113,7 @@ def rollout(model: engram.MemoryViT, pixels: Tensor, who: str) -> Tensor:
         reads.append((of_backbone / total, itself / total))
 
     if who != "base":
-        memory = Masked.join(task_inputs(model, [who]), backbone).memory
+        memory = Masked.memory(task_inputs(model, [who]), backbone)
         memory.hook = watch
         FastPass(memory, x.shape[1], rotation).run(backbone, x, 0)
     flow = torch.eye(x.shape[1]).expand(len(x), -1, -1)

@@ -230,7 +230,7 @@ def test_many_tasks_are_computed_in_parts_and_groups(monkeypatch: pytest.MonkeyP
         wanted = model(pixels)
         monkeypatch.setattr("engram.methods.side._GROUP", 5)
         monkeypatch.setattr("engram.methods.side._CHUNK", 1)
-        model._joined.clear()
+        model.joined.clear()
         found = model(pixels)
     for name, logits in found.items():
         torch.testing.assert_close(logits, wanted[name], **TIGHT)

@@ -33,10 +33,11 @@ from engram.export.write import (
 from engram.inference.engine import Computed, Engine, OneByOne, join_images
 from engram.methods.adapters import PaddedAdapters
 from engram.methods.forward import FastPass
-from engram.methods.masked import JoinedMemory
+from engram.methods.masked import Masked
 from engram.methods.memory import Memory, MemoryTensors, Stream
 from engram.methods.method import Cached, Needs
 from engram.model import MemoryViT
+from engram.model.passes import task_inputs
 from engram.vit import ViT
 from engram.vit.layers import Block
 from engram.vit.pos_embed import Rotation
@@ -70,9 +71,7 @@ class OnnxEngine(Engine):
         self.memory: Memory | None = None
         if streams:
             with torch.no_grad():
-                joined = model.join(streams)
-            assert isinstance(joined, JoinedMemory)
-            self.memory = joined.memory
+                self.memory = Masked.memory(task_inputs(model, streams), model.backbone)
         adapters = self.memory is not None and self.memory.bank is not None
         old = before if isinstance(before, OnnxEngine) and before.runtime == runtime else None
         if old is not None and old.graph.fits(model.backbone, adapters):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
@@ -24,6 +25,7 @@ from engram.methods.method import (
     Features,
     HeadInput,
     Initial,
+    Joined,
     Method,
     Needs,
     SharedPassMethod,
@@ -63,7 +65,6 @@ class Masked(SharedPassMethod):
     extendable: ClassVar[bool] = True
     routes: ClassVar[bool] = True
     streams: ClassVar[bool] = True
-    token_per_class: ClassVar[bool] = True
     needs: ClassVar[Needs] = Needs.LAYERS
     rates: ClassVar[Mapping[str, float]] = {"adamw": 1e-3, "sgd": 0.3}
 
@@ -109,7 +110,12 @@ class Masked(SharedPassMethod):
         return [("cells per layer", f"{self.cells}{after}"), *tokens]
 
     @classmethod
-    def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> JoinedMemory:
+    def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:
+        return partial(MaskedBranch, cls.memory(tasks, backbone), tasks)
+
+    @staticmethod
+    def memory(tasks: Sequence[TaskInput], backbone: ViT) -> Memory:
+        """The memory of tasks that go through a pass together, parents first."""
         reads: dict[str, set[int]] = {}  # by task: itself and all its ancestors
         streams = []
         for i, task in enumerate(tasks):
@@ -124,12 +130,12 @@ class Masked(SharedPassMethod):
                 find_adapters(task.tensors),
             )
             streams.append(stream)
-        return JoinedMemory(Memory(backbone, streams), tasks)
+        return Memory(backbone, streams)
 
     def attention_maps(
         self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
     ) -> AttentionMaps:
-        return masked_maps(self.join(tasks, backbone).memory, self.cells, backbone, pixels)
+        return masked_maps(self.memory(tasks, backbone), self.cells, backbone, pixels)
 
 
 @dataclass(frozen=True)
@@ -154,17 +160,6 @@ class MaskedAdapter(Masked):
 
     def details(self) -> list[tuple[str, str]]:
         return [*super().details(), ("width of its adapters", str(self.adapter_width))]
-
-
-@dataclass(frozen=True, eq=False)
-class JoinedMemory:
-    """The memory of tasks that go through a pass together."""
-
-    memory: Memory
-    tasks: Sequence[TaskInput]
-
-    def __call__(self, batch: Batch) -> Branch:
-        return MaskedBranch(self.memory, self.tasks, batch)
 
 
 class MaskedBranch(Branch):

@@ -232,11 +232,10 @@ class Method(ABC):
     composed: ClassVar[bool] = False
     #: An MLP in place of a linear head.
     mlp_head: ClassVar[bool] = False
-    #: In segmentation, the head reads a class token of the task's own for every class.
-    token_per_class: ClassVar[bool] = False
     #: Whether the head can answer for every pixel.
     answers_pixels: ClassVar[bool] = True
-    #: Whether its tasks have class tokens that go through the layers (`Branch.streams`).
+    #: Whether its tasks have class tokens that go through the layers (`Branch.streams`); in
+    #: segmentation one for every class, which the head reads.
     streams: ClassVar[bool] = False
     #: Whether its branches compute for each image only the tasks that `Batch.route` asks for.
     routes: ClassVar[bool] = False

@@ -9,7 +9,7 @@ key projections. It reads the final tokens alone, so its cache is small.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -44,7 +44,6 @@ class LearnedPooling(SharedPassMethod):
     about: ClassVar[str] = "queries that pool the final tokens + head"
     answers_pixels: ClassVar[bool] = False
     needs: ClassVar[Needs] = Needs.FINAL
-    rates: ClassVar[Mapping[str, float]] = {"adamw": 1e-3, "sgd": 0.1}
 
     queries: int = shared_setting("queries")
 

@@ -22,7 +22,7 @@ from engram.errors import EngramError, Notice
 from engram.images.preprocessing import Preprocessing
 from engram.methods import create_method
 from engram.methods.attention_maps import AttentionMaps
-from engram.methods.method import Cached, Joined
+from engram.methods.method import Cached
 from engram.methods.method_flags import DEFAULT_REGIME
 from engram.methods.routing import Entry, Route
 from engram.model.passes import (
@@ -69,7 +69,7 @@ class MemoryViT(nn.Module):
         self.backbone = backbone.requires_grad_(False)
         self.registry = TaskRegistry(unmasked)
         self._base = (BaseTask(backbone),)  # in a tuple: it is no submodule, and has no parameters
-        self._joined = JoinCache()
+        self.joined = JoinCache()
         #: Metrics, recipe and origin of tasks as they were attached or saved, with their content.
         self._records: dict[str, tuple[str, dict[str, Any]]] = {}
 
@@ -329,7 +329,7 @@ class MemoryViT(nn.Module):
             del self._modules[name]
         for name, task in self.registry.items():
             self.add_module(module_name(name), task)
-        self._joined.clear(len(self.registry))
+        self.joined.clear(len(self.registry))
 
     # State dicts
 
@@ -581,17 +581,6 @@ class MemoryViT(nn.Module):
         """
         return HeadInputs(self, head_inputs_from_cache(self, tasks, cached, size))
 
-    def join(self, names: Sequence[str], trains: bool = False) -> Joined:
-        """Tasks of one family and all they extend, joined for a pass; cached unless they train."""
-        return self._joined.join(task_inputs(self, names), self.backbone, trains)
-
-    def trains(self, names: Sequence[str], x: Tensor) -> bool:
-        """Whether autograd records a pass of these tasks over the backbone's tokens x."""
-        if not torch.is_grad_enabled():
-            return False
-        tasks = [self.task(name) for name in self.registry.closure(names)]
-        return x.requires_grad or any(p.requires_grad for task in tasks for p in task.parameters())
-
     def constant(self, tasks: Sequence[str], size: tuple[int, int]) -> MemoryViT:
         """A copy in which all that depends on no image is computed, to be traced into a graph.
 
@@ -603,7 +592,7 @@ class MemoryViT(nn.Module):
             own.backbone = None if own.backbone is None else own.backbone.at_size(size)
             fixed._put(own)
         fixed.to("cpu").eval().requires_grad_(False)
-        fixed._joined.freeze()
+        fixed.joined.freeze()
         with torch.no_grad():
             for backbone in (fixed.backbone, *(task.backbone for task in fixed.tasks.values())):
                 if backbone is not None:

@@ -176,7 +176,7 @@ def _start(
         families.setdefault(model.task(name).method.family(), []).append(name)
     branches = []
     for family, members in families.items():
-        trains, own = model.trains(members, x), batch
+        trains, own = _train(model, members, x), batch
         groups = joined = [[name] for name in members] if exact else [members]
         if batch.route is not None:
             asked = batch.route.only(set(members).__contains__)
@@ -184,15 +184,24 @@ def _start(
                 own = replace(batch, route=None)
             else:  # routes differ from batch to batch: join all that are attached, which is cached
                 every = [n for n, task in model.tasks.items() if task.method.family() is family]
-                joined = [members if model.trains(every, x) else every]
+                joined = [members if _train(model, every, x) else every]
         for group, together in zip(groups, joined, strict=True):
-            branch = model.join(together, trains)(own)
+            tasks = task_inputs(model, together)
+            branch = model.joined.join(tasks, model.backbone, trains)(own)
             branch.trains, branch.asked, branch.routed = trains, group, own.route is not None
             branches.append(branch)
     if not any(Needs.STATISTICS in model.task(name).method.needs for name in names):
         return branches, None
     grid = grid_weights(batch.backbone, batch.size, batch.device)
     return branches, LayerStatistics(batch.backbone, grid)
+
+
+def _train(model: MemoryViT, names: Sequence[str], x: Tensor) -> bool:
+    """Whether autograd records a pass of these tasks over the backbone's tokens x."""
+    if not torch.is_grad_enabled():
+        return False
+    tasks = [model.task(name) for name in model.registry.closure(names)]
+    return x.requires_grad or any(p.requires_grad for task in tasks for p in task.parameters())
 
 
 def _finish(branches: Sequence[Branch], features: Features) -> dict[str, HeadInput]:
