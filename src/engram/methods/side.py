@@ -314,18 +314,22 @@ class _GroupRoute:
         def index(numbers: Iterable[int]) -> Tensor:
             return to_device(torch.tensor([*numbers], dtype=torch.long), device)
 
-        names, extensions = group.names, group.extensions
+        names = group.names
         rows = dict(zip(names, spans([len(images[name]) for name in names]), strict=True))
         self.rows = {name: slice(own.start, own.stop) for name, own in rows.items()}
         self.tasks = index(i for i, name in enumerate(names) for _ in images[name])
         self.images = index(image for name in names for image in images[name])
         #: By task: the pairs, among its own, of the images that asked.
-        self.asked = {name: index(map(images[name].index, asked.get(name, ()))) for name in names}
-        #: By extension: the parent's pairs of the child's images, among its own.
-        self.parents = [index(map(images[up].index, images[child])) for child, up in extensions]
+        self.asked = {n: index(map(images[n].index, asked[n])) for n in names if n in asked}
+        inherits = [(i, *pair) for i, pair in enumerate(group.extensions) if images[pair[0]]]
+        #: Parents, and where each has the child's images among its own pairs.
+        self.parents = [
+            (parent, index(map(images[parent].index, images[child])))
+            for _, child, parent in inherits
+        ]
         #: Of all these, one after the other: the child's pairs, and which extension it is.
-        self.children = index(row for child, _ in extensions for row in rows[child])
-        self.extensions = index(i for i, (child, _) in enumerate(extensions) for _ in images[child])
+        self.children = index(row for _, child, _ in inherits for row in rows[child])
+        self.extensions = index(i for i, child, _ in inherits for _ in images[child])
 
 
 class SideBranch(Branch):
@@ -335,20 +339,21 @@ class SideBranch(Branch):
         self, tasks: Sequence[TaskInput], groups: Sequence[_SideGroup], batch: Batch
     ) -> None:
         self.tasks, self.groups = tasks, groups
+        self.routes: Sequence[_GroupRoute | None] = [None] * len(groups)
+        if batch.route is not None:
+            asked = batch.route.rows
+            wanted = {task.name: {*asked.get(task.name, ())} for task in tasks}
+            for task in reversed(tasks):
+                for parent in task.extends:
+                    wanted[parent] |= wanted[task.name]
+            images = {name: sorted(own) for name, own in wanted.items()}
+            self.groups = [one for one in groups if any(images[name] for name in one.names)]
+            self.routes = [_GroupRoute(group, images, asked) for group in self.groups]
         self.grid = grid_weights(batch.backbone, batch.size, batch.device)
         self.h: list[Tensor] = []  # by group: (t, b, n, r)
         self._places = {
-            name: (g, i) for g, one in enumerate(groups) for i, name in enumerate(one.names)
+            name: (g, i) for g, one in enumerate(self.groups) for i, name in enumerate(one.names)
         }
-        self.routes: list[_GroupRoute | None] = [None] * len(groups)
-        if batch.route is not None:
-            asked = batch.route.rows
-            images = {task.name: {*asked.get(task.name, ())} for task in tasks}
-            for task in reversed(tasks):
-                for parent in task.extends:
-                    images[parent] |= images[task.name]
-            computed = {name: sorted(own) for name, own in images.items()}
-            self.routes = [_GroupRoute(group, computed, asked) for group in groups]
 
     def layer(self, index: int, tokens: Tensor) -> None:
         b, n, _ = tokens.shape
@@ -368,14 +373,14 @@ class SideBranch(Branch):
     def _inherited(self, g: int, step: int) -> Tensor | None:
         """Parents' vectors, mapped for the tasks of a group: (t, b, n, r)."""
         group, route, h = self.groups[g], self.routes[g], self.h[g]
-        if not group.extensions or not step:  # the first vectors are zero
-            return None
-        parents = [self.vectors(parent) for _, parent in group.extensions]  # (b, n, r) each
+        if not (group.extensions if route is None else route.parents) or not step:
+            return None  # the first vectors are zero
         if route is None:
-            rows, maps, children = torch.stack(parents), group.parents[step], group.children
+            rows = torch.stack([self.vectors(parent) for _, parent in group.extensions])
+            maps, children = group.parents[step], group.children
         else:
-            found = [own[pairs] for own, pairs in zip(parents, route.parents, strict=True)]
-            rows, maps = torch.cat(found).unsqueeze(1), group.parents[step][route.extensions]
+            own = [self.vectors(parent)[pairs] for parent, pairs in route.parents]
+            rows, maps = torch.cat(own).unsqueeze(1), group.parents[step][route.extensions]
             children = route.children
         read = (rows.flatten(1, 2) @ maps).view_as(rows)
         return torch.zeros_like(h).index_add(0, children, read.to(h.dtype))
