@@ -259,6 +259,11 @@ class Method(ABC):
     def setting_names(cls) -> tuple[str, ...]:
         return tuple(item.name for item in fields(cls))
 
+    @property
+    def reads_grid(self) -> bool:
+        """Whether the layer statistics that it needs include the grids."""
+        return False
+
     def settings(self) -> dict[str, Any]:
         """The settings by name, as a file holds them."""
         return {name: getattr(self, name) for name in self.setting_names()}

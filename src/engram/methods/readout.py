@@ -166,6 +166,10 @@ class Readout(SharedPassMethod):
     )
     half: ClassVar[frozenset[str]] = frozenset({"projection"})
 
+    @property
+    def reads_grid(self) -> bool:
+        return self.grid
+
     def fitted(self, task: TaskShape) -> Method:
         steps = task.backbone.depth + 1
         return replace(self, layers=min(self.layers or steps, steps))

@@ -153,6 +153,10 @@ class SideReadout(Side):
     half: ClassVar[frozenset[str]] = Readout.half
 
     @property
+    def reads_grid(self) -> bool:
+        return self.grid
+
+    @property
     def readout(self) -> Readout:
         return Readout(self.layers, self.grid, self.projected)
 

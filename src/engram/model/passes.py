@@ -190,10 +190,12 @@ def _start(
             branch = model.joined.join(tasks, model.backbone, trains)(own)
             branch.trains, branch.asked, branch.routed = trains, group, own.route is not None
             branches.append(branch)
-    if not any(Needs.STATISTICS in model.task(name).method.needs for name in names):
+    methods = [model.task(name).method for name in names]
+    if not any(Needs.STATISTICS in method.needs for method in methods):
         return branches, None
-    grid = grid_weights(batch.backbone, batch.size, batch.device)
-    return branches, LayerStatistics(batch.backbone, grid)
+    grid = any(method.reads_grid for method in methods)
+    weights = grid_weights(batch.backbone, batch.size, batch.device) if grid else None
+    return branches, LayerStatistics(batch.backbone, weights)
 
 
 def _train(model: MemoryViT, names: Sequence[str], x: Tensor) -> bool:
