@@ -29,6 +29,7 @@ from engram.images.preprocessing import normalise
 from engram.methods import Masked
 from engram.methods.forward import FastPass
 from engram.model.passes import task_inputs
+from engram.vit.layers import Block
 
 COLUMNS = ("map", "of", "on the animal", "brightest patch on it", "in the four corners")
 WHO = {"masked": "a masked task", "base": "the ViT itself", "side": "a side task"}
@@ -105,13 +106,14 @@ def rollout(model: engram.MemoryViT, pixels: Tensor, who: str) -> Tensor:
     backbone.encode(x, pixels.shape[-2:], see)
     reads: list[tuple[Tensor, Tensor]] = []
 
-    def watch(layer: int, to_backbone: Tensor, to_tokens: Tensor, *others: object) -> None:
-        of_backbone, itself = (part.mean(1)[:, 0] for part in (to_backbone, to_tokens))
+    def watch(block: Block, weights: Tensor, values: Tensor, read: Tensor) -> None:
+        n = values.shape[2]
+        of_backbone, itself, _ = weights.mean(1)[:, 0].tensor_split([n, n + 1], dim=1)
         total = of_backbone.sum(1, keepdim=True) + itself
         reads.append((of_backbone / total, itself / total))
 
     if who != "base":
-        memory = Masked.join(task_inputs(model, [who]), backbone).memory
+        memory = Masked.memory(task_inputs(model, [who]), backbone)
         memory.hook = watch
         FastPass(memory, x.shape[1], rotation).run(backbone, x, 0)
     flow = torch.eye(x.shape[1]).expand(len(x), -1, -1)

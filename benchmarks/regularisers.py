@@ -98,8 +98,8 @@ def _drop_path() -> Any:
     """What a step reads and what its MLP adds is left out for one image in ten."""
     plain = side._SideGroup._attend_and_mlp
 
-    def attend_and_mlp(self: Any, step: int, h: Tensor, chunk: slice | None = None) -> Tensor:
-        new = plain(self, step, h, chunk)
+    def attend_and_mlp(self: Any, step: int, h: Tensor, tasks: slice | None) -> Tensor:
+        new = plain(self, step, h, tasks)
         if not torch.is_grad_enabled():
             return new
         kept = (torch.rand(*h.shape[:2], 1, 1) > 0.1).to(h)
@@ -140,8 +140,8 @@ def _no_grid() -> Any:
 def _no_queries() -> Any:
     plain = side._SideGroup.pool
 
-    def pool(self: Any, h: Tensor, grid: Tensor) -> Tensor:
-        pooled = plain(self, h, grid)
+    def pool(self: Any, h: Tensor, grid: Tensor, route: None) -> Tensor:
+        pooled = plain(self, h, grid, route)
         pooled[..., : side.QUERIES * self.rank] *= 0
         return pooled
 
@@ -193,7 +193,7 @@ def _grid_alone() -> Any:
         init(self, tasks)
         self.queries = None if tasks[0].per_pixel else ()  # whether there is something to pool
 
-    def own_pool(self: Any, h: Tensor, grid: Tensor) -> Tensor:
+    def own_pool(self: Any, h: Tensor, grid: Tensor, route: None) -> Tensor:
         pooled = (grid.to(h) @ h).flatten(2)
         return side._GRID_SCALE * F.layer_norm(pooled, pooled.shape[-1:])
 

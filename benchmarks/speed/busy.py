@@ -31,7 +31,7 @@ from benchmarks.speed.plan import Plan, backbone_of
 from engram.experiments.bench import PLAIN, Workload, make_step, plain_step
 from engram.experiments.timing import Say, quartiles
 from engram.images.preprocessing import Preprocessing
-from engram.methods.forward import Cached
+from engram.methods.method import Cached
 from engram.model import MemoryViT
 from engram.train.recipe import Recipe
 
@@ -152,7 +152,7 @@ def auto_step(workload: Workload, batch: int) -> Callable[[], None]:
     def logits() -> Iterable[Tensor]:
         seen = [rows[:, i : i + tokens].float() for i in range(0, rows.shape[1] - 1, tokens)]
         cached = Cached(rows[:, -1].float(), seen[:depth], seen[-1])
-        return model.from_cache(cached, list(model.tasks)).values()
+        return model.from_cache(cached, list(model.tasks)).outputs().values()
 
     return make_step(logits, [t.parameters() for t in model.tasks.values()], workload.labels(batch))
 

@@ -12,7 +12,8 @@ from engram.export.onnx_engine import BackboneGraph
 from engram.export.runtime import Runtime
 from engram.export.verify import generated_pixels
 from engram.methods.forward import FastPass
-from engram.methods.masked import JoinedMemory
+from engram.methods.masked import Masked
+from engram.model.passes import task_inputs
 
 SELECTIONS = [["plain", "child.of-plain", "no-cells", "adapted"], ["child.of-plain"], ["no-cells"]]
 
@@ -36,9 +37,9 @@ def pixels_for(model: MemoryViT, images: int) -> Tensor:
 def test_streams_of_any_tasks_are_inputs(
     model: MemoryViT, graph: BackboneGraph, names: list[str]
 ) -> None:
-    backbone, joined = model.backbone, model.join(names)
-    assert isinstance(joined, JoinedMemory)
-    memory = joined.memory
+    backbone = model.backbone
+    with torch.no_grad():
+        memory = Masked.memory(task_inputs(model, names), backbone)
     for images in (1, 3):
         pixels, seen = pixels_for(model, images), dict[int, Tensor]()
         with torch.no_grad():

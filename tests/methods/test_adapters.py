@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram import MemoryViT
-from engram.methods.adapters import AdapterBank, Adapters, layer_adapters
+from engram.methods.adapters import AdapterBank, Adapters, PaddedAdapters, layer_adapters
 
 
 def random_adapters(depth: int, width: int, seed: int = 1) -> Adapters:
@@ -48,7 +48,7 @@ def test_batched_adapters_are_adapters_one_by_one(tasks: list[tuple[int, int]], 
     x, normed = torch.randn(2, 3, start + s, 8, dtype=torch.float64)
     bank = AdapterBank(members, s)
     behind = [(range(span.start + start, span.stop + start), own) for span, own in members]
-    for adding in (bank, bank.padded(2, x)):
+    for adding in (bank, PaddedAdapters.create(members, 2, x)):
         adapt = layer_adapters(adding, 1, start)
         assert adapt is not None
         for place in (0, 1):
@@ -72,7 +72,7 @@ def test_adapters_start_as_nothing() -> None:
         logits = model(pixels)
     torch.testing.assert_close(logits["plain"], logits["adapted"])
     x, normed = torch.randn(2, 1, 3, 8)
-    assert torch.equal(AdapterBank([], 3).padded(1, x).add(x, normed, 0, 0), x)
+    assert torch.equal(PaddedAdapters.create([], 1, x).add(x, normed, 0, 0), x)
 
 
 def test_adapters_of_one_shape_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,8 @@ from torch import Tensor
 from engram import MemoryViT
 from engram.methods import forward
 from engram.methods.adapters import Adapters
+from engram.methods.masked import Masked
+from engram.model.passes import task_inputs
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 SINGLE = {"rtol": 1e-5, "atol": 1e-5}
@@ -44,11 +46,11 @@ def from_cache(tokens: bool) -> Pass:
     def answer(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
             layers = normed_of_every_layer(model.backbone, pixels)
-        streams = model.join(list(model.tasks), trains=True).memory
+        streams = Masked.memory(task_inputs(model, list(model.tasks)), model.backbone)
         rotation = model.backbone.rotation(pixels.shape[-2:], layers[0].shape[1])
         can = tokens and rotation is None
         with mock.patch.object(forward, "reads_tokens", return_value=can):
-            y = forward.from_cached(model.backbone, layers, streams, rotation)
+            (y,) = forward.from_cached(model.backbone, layers, [streams], rotation)
         own = streams.split(model.backbone.norm(y))
         return {name: model.task(name).head(own[name].mean(1)) for name in model.tasks}
 

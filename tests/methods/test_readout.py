@@ -60,19 +60,10 @@ def test_statistics_are_class_token_mean_and_deviation_of_the_patches_and_grids_
 
 
 @pytest.mark.parametrize("options", BACKBONES.values(), ids=BACKBONES.keys())
-def test_the_last_layers_are_a_beginning_of_all_and_start_with_the_pooled_token(
-    options: dict[str, Any],
-) -> None:
+def test_statistics_start_with_the_pooled_token(options: dict[str, Any]) -> None:
     backbone = tiny_backbone(torch.float32, depth=2, **options)
-    layers, statistics = tokens_of(backbone), LayerStatistics(backbone, grid_of(backbone))
-    for step, tokens in enumerate(layers):
-        statistics.layer(step, tokens)
+    layers = tokens_of(backbone)
     every = LayerStatistics.from_layers(layers, backbone, grid_of(backbone)).all()
-    each = statistics_per_layer(backbone.config.class_token) * WIDTH
-    for count in (1, 2, 3):
-        assert torch.equal(statistics.last(count), every[:, : count * each])
-    assert torch.equal(statistics.last(3, grid=True), every)
-    assert torch.equal(statistics.last(0), every[:, :WIDTH])
     torch.testing.assert_close(every[:, :WIDTH], backbone.pool(layers[-1]))
 
 
@@ -100,15 +91,6 @@ def test_grids_are_of_three_layers_low_in_the_middle_and_last(
 
 
 # What a task sees of them
-
-
-def test_statistics_are_the_same_from_what_a_cache_keeps_of_them() -> None:
-    backbone = tiny_backbone(torch.float32, depth=2)
-    layers = tokens_of(backbone)
-    live = LayerStatistics.from_layers(layers, backbone, grid_of(backbone))
-    cached = LayerStatistics.from_rows(live.all(), backbone)
-    for count, grid in ((0, False), (1, False), (2, False), (3, False), (3, True)):
-        assert torch.equal(cached.last(count, grid), live.last(count, grid))
 
 
 def test_a_head_sees_statistics_or_the_pooled_token_and_its_own_side_network() -> None:

@@ -35,8 +35,7 @@ from torch import Tensor
 
 from engram import MemoryViT
 from engram.backbones.shape import BackboneShape
-from engram.methods.forward import Cached
-from engram.methods.method import TaskShape
+from engram.methods.method import Cached, TaskShape
 from engram.methods.side import Side
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}
@@ -51,7 +50,7 @@ def from_cache(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
         layers, final = normed_of_every_layer(model.backbone, pixels), model.backbone.tokens(pixels)
     size = (pixels.shape[2], pixels.shape[3])
     cached = Cached(model.backbone.pool(final), layers, final)
-    return model.from_cache(cached, list(model.tasks), size)
+    return model.from_cache(cached, list(model.tasks), size).outputs()
 
 
 PATHS = {**passes.PATHS, "from the cache": from_cache}
@@ -231,7 +230,7 @@ def test_many_tasks_are_computed_in_parts_and_groups(monkeypatch: pytest.MonkeyP
         wanted = model(pixels)
         monkeypatch.setattr("engram.methods.side._GROUP", 5)
         monkeypatch.setattr("engram.methods.side._CHUNK", 1)
-        model._joined.clear()
+        model.joined.clear()
         found = model(pixels)
     for name, logits in found.items():
         torch.testing.assert_close(logits, wanted[name], **TIGHT)

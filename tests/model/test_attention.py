@@ -15,6 +15,7 @@ from engram.methods import METHODS, LearnedPooling, Side
 from engram.methods.attention_maps import SOURCES
 from engram.methods.method import Batch, Features
 from engram.model import MemoryViT
+from engram.model.passes import task_inputs
 
 
 def model_with(classes: Sequence[str], **settings: object) -> MemoryViT:
@@ -185,7 +186,7 @@ def test_the_map_of_side_patches_is_what_the_head_is_given(class_token: bool) ->
     seen = model.attention_maps("b", pixels)
     assert seen.weights.shape == (2, 1, *(side // backbone.config.patch for side in (32, 32)))
     batch = Batch(backbone, (32, 32), pixels.device)
-    climb = model.join(["b"])(batch)
+    climb = Side.join(task_inputs(model, ["b"]), backbone)(batch)
     with torch.no_grad():
         raw = backbone.encode(backbone.embed(pixels), pixels.shape[-2:], climb.layer)
         final = backbone.norm(raw)

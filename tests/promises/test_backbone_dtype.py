@@ -132,5 +132,5 @@ def test_attention_and_the_cache_work_and_are_kept_apart(tmp_path: Path) -> None
     assert not torch.equal(half.compute(images), rows)
     assert torch.allclose(half.compute(images), rows, atol=0.1)
     cached = half.features(half.compute(images))
-    assert model.from_cache(cached, ["t"])["t"].dtype == torch.float32
+    assert model.from_cache(cached, ["t"]).outputs()["t"].dtype == torch.float32
     assert model.attention(torch.rand(1, 3, 32, 32), "t").shape == before.shape

@@ -6,7 +6,9 @@ from tests.support.engrams import randomised, small_backbone
 
 from engram import MemoryViT
 from engram.methods.forward import BackbonePass, forward_tasks
+from engram.methods.masked import Masked
 from engram.methods.method import HeadInput, Patches
+from engram.model.passes import task_inputs
 from engram.tasks.heads import HeadSizes, MaskHead, NumberHead, TaskHead
 
 
@@ -23,11 +25,12 @@ def test_a_class_of_masked_segmentation_is_its_token_times_the_patches(
     task = randomised(model.add_task("t", 3, 2, kind="segmentation"))
     assert task.class_token is not None
     assert task.class_token.shape == (3, 16)
-    memory, backbone = model.join(["t"]).memory, model.backbone
+    backbone = model.backbone
+    memory = Masked.memory(task_inputs(model, ["t"]), backbone)
     with torch.no_grad():
         x = backbone.embed(pixels[:1])
         run = BackbonePass(backbone, x, x.shape[1])
-        own = backbone.norm(forward_tasks(backbone, run, memory, 1))[0]  # (classes, D)
+        own = backbone.norm(forward_tasks(backbone, run, [memory], 1)[0])[0]  # (classes, D)
         patches = backbone.norm(run.tokens)[0, 1:]  # (24, D)
         head = task.head
         fields = []

@@ -1,8 +1,8 @@
 """Build a backbone from the tensors and the configuration of another library.
 
 Files (load.py) and models in memory (in_memory.py) go the same way: the tensors get our names
-(layouts.py), their shapes show almost all of the architecture, and the configuration adds the rest
-(configs.py).
+(translate.py), their shapes show almost all of the architecture, and the configuration adds the
+rest (configs.py).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engram.backbones.configs import (
-    READABLE,
-    ModelSettings,
-    default_preprocessing,
-    explain_bad_settings,
-    timm_settings,
-    transformers_settings,
-)
-from engram.backbones.layouts import (
-    Layout,
-    join_biases,
-    split_in_proj,
-    timm_layout,
-    transformers_layout,
-)
+from engram.backbones.configs import READABLE, ModelSettings, explain_bad_settings
 from engram.backbones.shape import CONFIG, MAX_PATCHES, can_be_cut
-from engram.backbones.translate import Translated, check_complete, their_names, translate
+from engram.backbones.translate import Translated, check_complete, translate
 from engram.errors import EngramError
 from engram.images.preprocessing import MAX_SIDE, Preprocessing
 from engram.util.schema import Invalid
@@ -47,7 +34,6 @@ class ParsedModel:
     """A model's tensors under our names, and all that is needed to make a backbone of them."""
 
     found: Translated
-    layout: Layout
     config: ViTConfig
     preprocessing: Callable[[], Preprocessing]  # raises where the settings make no sense
     labels: Sequence[object] | None
@@ -67,43 +53,24 @@ class Overrides:
 # From another library's tensors to ours
 
 
-def parse_timm(
-    tensors: Mapping[str, Tensor], config: dict[str, Any], name: str, share: bool = False
-) -> ParsedModel:
-    """A model under timm's tensor names. With `share`, tensors keep their storage if they can."""
-    layout = timm_layout(tensors)
-    found = translate(join_biases(tensors), layout, name, share)
-    with explain_bad_settings(name):
-        settings = timm_settings(config, found, name)
-    return parse_translated(found, layout, settings, name, share)
-
-
-def parse_transformers(
+def parse(
     tensors: Mapping[str, Tensor],
-    config: dict[str, Any],
-    processor: Mapping[str, Any],
+    kind: str,
+    read_settings: Callable[[Translated], ModelSettings],
     name: str,
     share: bool = False,
 ) -> ParsedModel:
-    """A model under the names of transformers' files, with its two configurations."""
-    tensors = split_in_proj(tensors)
-    layout = transformers_layout(config["model_type"], tensors)
-    found = translate(tensors, layout, name, share)
+    """A model of timm or google, or of a transformers model_type; errors call it `name`.
+
+    With `share`, tensors keep their storage if they can.
+    """
+    found = translate(tensors, kind, name, share)
     with explain_bad_settings(name):
-        settings = transformers_settings(config, layout, processor, name)
-    return parse_translated(found, layout, settings, name, share)
-
-
-def parse_translated(
-    found: Translated, layout: Layout, settings: ModelSettings, name: str, share: bool = False
-) -> ParsedModel:
-    """A model whose tensors have our names already, with the settings of its configuration."""
-    config = _infer_config(found, layout, settings, name)
+        settings = read_settings(found)
+    config = _infer_config(found, settings)
     found = replace(found, tensors=_split_positions(found.tensors, config, share))
-    default = default_preprocessing(settings.defaults, settings.image_size or config.image_size)
-    return ParsedModel(
-        found, layout, config, lambda: settings.adjust_preprocessing(default), settings.labels
-    )
+    preprocessing = partial(settings.preprocessing, settings.image_size or config.image_size)
+    return ParsedModel(found, config, preprocessing, settings.labels)
 
 
 def _split_positions(
@@ -145,12 +112,11 @@ _AXES = {
 _ANY_SIZE = 224
 
 
-def _infer_config(
-    found: Translated, layout: Layout, settings: ModelSettings, name: str
-) -> ViTConfig:
+def _infer_config(found: Translated, settings: ModelSettings) -> ViTConfig:
     """The architecture of a model. Tensors that no plain ViT has are an EngramError."""
     tensors = found.tensors
-    _check_tensors(found, layout, settings, name)
+    learned = settings.vit.get("positions", "learned") == "learned"
+    _check_tensors(found, learned)
     width, _, patch, _ = tensors["patch.weight"].shape
     mlp_width = tensors["blocks.0.mlp.fc2.weight"].shape[1]
     swiglu = tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * mlp_width
@@ -158,50 +124,47 @@ def _infer_config(
     registers = len(tensors["registers"]) if "registers" in tensors else 0
     prefix = int(class_token) + registers
     grid, prefix_positions = (_ANY_SIZE // patch, _ANY_SIZE // patch), 0
-    if settings.positions == "learned":
+    if learned:
         positions = len(tensors["position"])
-        grid = _infer_grid(positions, patch, (prefix, int(class_token), 0), settings, name)
+        others = prefix, int(class_token), 0
+        grid = _infer_grid(positions, patch, others, settings.image_size, found.source)
         prefix_positions = positions - grid[0] * grid[1]
-    bare = settings.norm == "rms"  # AIMv2, which has few biases
+    bare = settings.vit.get("norm") == "rms"  # AIMv2, which has few biases
 
     def has_bias(module: str) -> bool:
         return not bare or any(n.endswith(f"{module}.bias") for n in tensors if n[:5] != "head.")
 
-    config = ViTConfig(
-        image_size=(grid[0] * patch, grid[1] * patch),
-        patch=patch,
-        width=width,
-        depth=len({n.split(".")[1] for n in tensors if n.startswith("blocks.")}),
-        heads=settings.heads or usual_heads(width, swiglu),
-        mlp_width=mlp_width,
-        eps=settings.eps,
-        activation="swiglu" if swiglu else settings.activation,
-        class_token=class_token,
-        registers=registers,
-        prefix_positions=prefix_positions if prefix_positions == prefix else 0,
-        patch_bias=not found.has("pre_norm"),
-        qkv_bias=any(n.endswith("qkv.bias") for n in tensors),
-        proj_bias=has_bias(".proj"),
-        mlp_bias=has_bias(".fc1"),
-        norm=settings.norm,
-        patch_norm=found.has("patch_norm"),
-        pre_norm=found.has("pre_norm"),
-        read_norm=found.has("blocks.0.read_norm"),
-        mlp_norm=found.has("blocks.0.mlp.norm"),
-        layer_scale=any(n.endswith(("scale1", "scale2")) for n in tensors),
-        final_norm=not found.has("head.norm"),
-        positions=settings.positions,
-        rotary=settings.rotary,
-        antialias=settings.antialias,
-        head=_infer_head(found, settings),
-    )
+    shown = {
+        "image_size": (grid[0] * patch, grid[1] * patch),
+        "patch": patch,
+        "width": width,
+        "depth": len({n.split(".")[1] for n in tensors if n.startswith("blocks.")}),
+        "heads": settings.vit.get("heads") or usual_heads(width, swiglu),
+        "mlp_width": mlp_width,
+        "class_token": class_token,
+        "registers": registers,
+        "prefix_positions": prefix_positions if prefix_positions == prefix else 0,
+        "patch_bias": not found.has("pre_norm"),
+        "qkv_bias": any(n.endswith("qkv.bias") for n in tensors),
+        "proj_bias": has_bias(".proj"),
+        "mlp_bias": has_bias(".fc1"),
+        "patch_norm": found.has("patch_norm"),
+        "pre_norm": found.has("pre_norm"),
+        "read_norm": found.has("blocks.0.read_norm"),
+        "mlp_norm": found.has("blocks.0.mlp.norm"),
+        "layer_scale": any(n.endswith(("scale1", "scale2")) for n in tensors),
+        "final_norm": not found.has("head.norm"),
+        "head": _infer_head(found, settings),
+    }
+    if swiglu:
+        shown["activation"] = "swiglu"
     for key, value in settings.declared.items():
-        if getattr(config, key) != value:
+        if shown[key] != value:
             raise EngramError(
-                f"The config.json of {name} says {key} {value}, but its tensors have "
-                f"{getattr(config, key)}; they do not belong together."
+                f"The config.json of {found.source} says {key} {value}, but its tensors have "
+                f"{shown[key]}; they do not belong together."
             )
-    return config
+    return ViTConfig(**settings.vit | shown)
 
 
 def usual_heads(width: int, swiglu: bool) -> int:
@@ -215,17 +178,17 @@ def usual_heads(width: int, swiglu: bool) -> int:
 
 
 def _infer_grid(
-    count: int, patch: int, others: tuple[int, ...], settings: ModelSettings, name: str
+    count: int, patch: int, others: tuple[int, ...], image_size: tuple[int, int] | None, name: str
 ) -> tuple[int, int]:
     """Rows and columns of patches, from the number of position embeddings.
 
     `others` are the numbers of them that may belong to tokens which are not patches.
     """
-    if settings.image_size is not None:
-        grid = settings.image_size[0] // patch, settings.image_size[1] // patch
+    if image_size is not None:
+        grid = image_size[0] // patch, image_size[1] // patch
         if count - grid[0] * grid[1] in others:
             return grid
-        size = f"{settings.image_size[0]} x {settings.image_size[1]}"
+        size = f"{image_size[0]} x {image_size[1]}"
     else:
         for other in others:
             side = math.isqrt(max(count - other, 0))
@@ -244,30 +207,21 @@ def _infer_head(found: Translated, settings: ModelSettings) -> HeadConfig | None
         return None
     tensors = found.tensors
     rows = [t.shape[0] for n, t in tensors.items() if n.startswith("head.linear.") and t.ndim]
-    hidden = 0 if settings.plain_pool else None  # None: as in the layers
+    shown: dict[str, Any] = {"hidden": found.has("head.hidden"), "norm": found.has("head.norm")}
+    if found.has("head.distilled"):
+        shown["pooling"] = "distilled"
     if "head.pool.mlp.fc1.weight" in tensors:
         own = tensors["head.pool.mlp.fc1.weight"].shape[0]
-        hidden = own if own != tensors["blocks.0.mlp.fc2.weight"].shape[1] else None
-    return HeadConfig(
-        classes=max(rows, default=0),
-        projection=settings.projection,
-        pooling=settings.pooling,
-        bias=settings.head_bias,
-        hidden=found.has("head.hidden"),
-        norm=found.has("head.norm"),
-        raw=settings.raw,
-        pool_heads=settings.pool_heads,
-        pool_mlp_width=hidden,
-        pool_query=not settings.plain_pool,
-    )
+        same = own == tensors["blocks.0.mlp.fc2.weight"].shape[1]
+        shown["pool_mlp_width"] = None if same else own
+    return HeadConfig(max(rows, default=0), **settings.head | shown)
 
 
-def _check_tensors(found: Translated, layout: Layout, settings: ModelSettings, name: str) -> None:
+def _check_tensors(found: Translated, positions: bool) -> None:
     """Refuse tensors that are missing, or of shapes from which nothing can be inferred."""
-    tensors = found.tensors
-    positions = ("position",) if settings.positions == "learned" else ()
-    needed = (*list(_AXES)[:4], *positions, *layout.required)
-    missing = [theirs for n in needed if n not in tensors for theirs in their_names(n, layout)]
+    tensors, name = found.tensors, found.source
+    needed = [*list(_AXES)[:4], *(["position"] if positions else []), *found.layout.required]
+    missing = [theirs for n in needed if n not in tensors for theirs in found.layout.their_names(n)]
     if missing:
         also = f" and has {join_names(found.surplus)}" if found.surplus else ""
         raise EngramError(
@@ -279,7 +233,7 @@ def _check_tensors(found: Translated, layout: Layout, settings: ModelSettings, n
         in_width = tensor.shape[-1:] == width or n in ("patch.weight", "blocks.0.mlp.fc2.weight")
         if tensor.ndim != _AXES[n] or not tensor.numel() or not in_width:
             raise EngramError(
-                f"The tensor {their_names(n, layout)[0]} of {name} has the shape "
+                f"The tensor {found.layout.their_names(n)[0]} of {name} has the shape "
                 f"{tuple(tensor.shape)}, which does not fit the others."
             )
     _, channels, rows, columns = tensors["patch.weight"].shape
@@ -293,13 +247,13 @@ def _check_tensors(found: Translated, layout: Layout, settings: ModelSettings, n
 # From our tensors to a backbone
 
 
-def build_backbone(parsed: ParsedModel, name: str, source: str, overrides: Overrides) -> ViT:
-    """Build the backbone of a parsed model; errors call it `name`, engrams record `source`."""
+def build_backbone(parsed: ParsedModel, source: str, overrides: Overrides) -> ViT:
+    """Build the backbone of a parsed model, which engrams record as `source`."""
     given = {n: getattr(overrides, n) for n in ("antialias", "heads", "activation")}
     config = replace(parsed.config, **{n: v for n, v in given.items() if v is not None})
-    backbone = _assemble(config, parsed.found, parsed.layout, name)
+    backbone = _assemble(config, parsed.found)
     backbone.source = source
-    with explain_bad_settings(name):
+    with explain_bad_settings(parsed.found.source):
         preprocessing = overrides.preprocessing or parsed.preprocessing()
         if config.head and parsed.labels and len(parsed.labels) == config.head.classes:
             backbone.labels = tuple(str(label) for label in parsed.labels)
@@ -312,8 +266,9 @@ def build_backbone(parsed: ParsedModel, name: str, source: str, overrides: Overr
     return backbone
 
 
-def _assemble(config: ViTConfig, found: Translated, layout: Layout, name: str) -> ViT:
+def _assemble(config: ViTConfig, found: Translated) -> ViT:
     """The ViT with these tensors, if they are all it has and all it needs."""
+    name = found.source
     with explain_bad_settings(name):
         CONFIG.check(asdict(config), "")
         if config.depth > len(found.tensors):
@@ -322,14 +277,14 @@ def _assemble(config: ViTConfig, found: Translated, layout: Layout, name: str) -
             raise Invalid(f"{config.prefix_positions} positions for {config.prefix} tokens")
         with torch.device("meta"):  # no memory and no random numbers for what is replaced
             vit = ViT(config)
-    expected = vit.state_dict()
-    missing = [n for key in expected if key not in found.tensors for n in their_names(key, layout)]
-    surplus = [n for key in found.tensors if key not in expected for n in their_names(key, layout)]
-    check_complete(name, sorted({*missing, *found.missing}), sorted({*surplus, *found.surplus}))
+    expected, theirs = vit.state_dict(), found.layout.their_names
+    missing = {n for key in expected.keys() - found.tensors.keys() for n in theirs(key)}
+    surplus = {n for key in found.tensors.keys() - expected.keys() for n in theirs(key)}
+    check_complete(name, sorted(missing.union(found.missing)), sorted(surplus.union(found.surplus)))
     for key, tensor in expected.items():
         if found.tensors[key].shape != tensor.shape:
             raise EngramError(
-                f"The tensor {' + '.join(their_names(key, layout))} of {name} has the shape "
+                f"The tensor {' + '.join(theirs(key))} of {name} has the shape "
                 f"{tuple(found.tensors[key].shape)}; {tuple(tensor.shape)} was expected."
             )
     vit.load_state_dict(found.tensors, assign=True)

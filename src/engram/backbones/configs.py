@@ -7,14 +7,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from engram.backbones.layouts import FAMILIES, Layout
+from engram.backbones.layouts import FAMILIES
 from engram.backbones.translate import Translated
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.util.schema import Invalid
-from engram.vit.layers import Activation, Norm, Pooling, Positions
+from engram.vit.layers import Activation, Pooling
 from engram.vit.pos_embed import RotaryConfig
 
 #: The families, as errors list them; docs/backbones.md has a table of them.
@@ -47,23 +48,11 @@ _DEFAULT_PREPROCESSING = {
 class ModelSettings:
     """Settings of a model that its tensors do not show."""
 
-    defaults: str  # a row of _DEFAULT_PREPROCESSING
-    eps: float
-    antialias: bool
-    heads: int | None = None  # None: inferred from the width
-    activation: Activation = "gelu"
-    pooling: Pooling = "class"
-    raw: bool = False
-    projection: bool = False
-    head_bias: bool = True
-    norm: Norm = "layer"
-    positions: Positions = "learned"
-    rotary: RotaryConfig | None = None
-    pool_heads: int | None = None  # of attention pooling; None: as many as the layers
-    plain_pool: bool = False  # attention pooling without an MLP, whose query is the probe itself
+    preprocessing: Callable[[tuple[int, int]], Preprocessing]  # of images of a size
+    vit: dict[str, Any]  # fields of `ViTConfig`; heads of None are inferred from the width
+    head: dict[str, Any] = field(default_factory=dict)  # fields of `HeadConfig`
     image_size: tuple[int, int] | None = None  # None: the position embeddings are a square
     declared: Mapping[str, int] = field(default_factory=dict)  # sizes; the tensors must agree
-    adjust_preprocessing: Callable[[Preprocessing], Preprocessing] = lambda default: default
     labels: Sequence[object] | None = None
 
 
@@ -119,15 +108,31 @@ def check_architecture(config: Mapping[str, Any], name: str) -> None:
 
 # transformers
 
-# It leaves out of config.json what equals its defaults: epsilon and activation of each family.
-_DEFAULTS = {
-    "vit": (1e-12, "gelu"),
-    "deit": (1e-12, "gelu"),
-    "dinov2": (1e-6, "gelu"),
-    "clip": (1e-5, "quick_gelu"),
-    "siglip": (1e-6, "gelu_pytorch_tanh"),
-    "dinov3": (1e-5, "gelu"),
-    "aimv2": (1e-5, "silu"),
+#: DINOv3: the centres of the patches of an image are between -1 and 1, times 2 pi.
+_DINOV3_ROTARY = RotaryConfig(
+    base=100.0, span=4 * math.pi, start=-2 * math.pi, offset=0.5, halves=True
+)
+# By model_type or family: fields of `ViTConfig` and of `HeadConfig`, such as the defaults that are
+# left out of config.json. transformers antialiases resized position embeddings of DINOv2 with
+# registers. It has none to resize in DINOv3 and AIMv2, which are as in timm then.
+_TRANSFORMERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "vit": ({"eps": 1e-12}, {}),
+    "deit": ({"eps": 1e-12}, {}),
+    "dinov2": ({"eps": 1e-6}, {"pooling": "class+mean"}),
+    "dinov2_with_registers": ({"eps": 1e-6, "antialias": True}, {"pooling": "class+mean"}),
+    "dinov3": ({"eps": 1e-5, "antialias": True, "positions": "none", "rotary": _DINOV3_ROTARY}, {}),
+    "clip": ({"eps": 1e-5, "activation": "quick_gelu"}, {"projection": True, "bias": False}),
+    "siglip": ({"eps": 1e-6, "activation": "gelu_pytorch_tanh"}, {"pooling": "attention"}),
+    "aimv2": (
+        {"eps": 1e-5, "antialias": True, "activation": "silu", "norm": "rms"},
+        {
+            "pooling": "attention",
+            "pool_mlp_width": 0,
+            "pool_query": False,
+            "projection": True,
+            "bias": False,
+        },
+    ),
 }
 _ACTIVATIONS: dict[object, Activation] = {
     "gelu": "gelu",
@@ -137,14 +142,10 @@ _ACTIVATIONS: dict[object, Activation] = {
     "gelu_new": "gelu_tanh",
     "silu": "swiglu",
 }
-#: DINOv3: the centres of the patches of an image are between -1 and 1, times 2 pi.
-_DINOV3_ROTARY = RotaryConfig(
-    base=100.0, span=4 * math.pi, start=-2 * math.pi, offset=0.5, halves=True
-)
 
 
 def transformers_settings(
-    config: Mapping[str, Any], layout: Layout, processor: Mapping[str, Any], name: str
+    config: Mapping[str, Any], processor: Mapping[str, Any], found: Translated
 ) -> ModelSettings:
     """Read config.json and the settings of the image processor."""
     model_type = config["model_type"]
@@ -153,57 +154,38 @@ def transformers_settings(
     two_towers = model_type == "aimv2" and "vision_config" in config
     if two_towers or model_type in ("clip", "siglip"):
         vision = (config.get("vision_config") or {}) | (config.get("vision_config_dict") or {})
-    eps, activation = _DEFAULTS[family]
-    activation = vision.get("hidden_act", activation)
-    gated = isinstance(layout.names["blocks.{i}.mlp.fc1"], tuple) and family != "dinov2"
+    names, (own, head) = found.layout.names, _TRANSFORMERS.get(model_type, _TRANSFORMERS[family])
+    vit = {"activation": "gelu", "antialias": False, **own}
+    activation = vision.get("hidden_act", vit["activation"])
+    gated = len(names["blocks.{i}.mlp.fc1"]) > 1 and family != "dinov2"
     if activation not in _ACTIVATIONS or (activation == "silu") != gated:
-        raise EngramError(
-            f"{name} uses the activation {activation!r} in {'a gated' if gated else 'an'} MLP; "
-            "silu is known in gated MLPs, and in others "
-            f"{[known for known in _ACTIVATIONS if known != 'silu']}."
+        raise Invalid(
+            f"it uses the activation {activation!r} in {'a gated' if gated else 'an'} MLP; silu is "
+            f"known in gated MLPs, and in others {[a for a in _ACTIVATIONS if a != 'silu']}"
         )
-    classifier = layout.names.get("head.linear") == "classifier"
+    eps = "rms_norm_eps" if family == "aimv2" else "layer_norm_eps"
+    vit |= {"eps": float(vision.get(eps, vit["eps"])), "activation": _ACTIVATIONS[activation]}
+    vit["heads"] = _pair(vision.get("num_attention_heads", 12))[0]
+    if family == "dinov3":
+        base = float(vision.get("rope_theta", _DINOV3_ROTARY.base))
+        vit["rotary"] = replace(_DINOV3_ROTARY, base=base)
+    if family == "aimv2" and vision.get("is_native"):
+        vit["positions"] = "waves"
+    classifier = names["head.linear"] == ("classifier",)
+    if classifier and family in ("clip", "siglip"):
+        head = {"pooling": "mean", "raw": family == "clip"}
     declared = {"hidden_size": "width", "num_hidden_layers": "depth", "patch_size": "patch"}
     if family != "dinov2":
         declared["intermediate_size"] = "mlp_width"
-    positions: Positions = "learned"
-    rotary = None
-    if family == "dinov3":
-        positions = "none"
-        rotary = replace(_DINOV3_ROTARY, base=float(vision.get("rope_theta", _DINOV3_ROTARY.base)))
-    elif family == "aimv2" and vision.get("is_native"):
-        positions = "waves"
+    usual = model_type if model_type in _DEFAULT_PREPROCESSING else family
     return ModelSettings(
-        model_type if model_type in _DEFAULT_PREPROCESSING else family,
-        float(vision.get("rms_norm_eps" if family == "aimv2" else "layer_norm_eps", eps)),
-        # transformers antialiases resized position embeddings of the first of these. It has none
-        # to resize in the others, which are as in timm then.
-        antialias=model_type == "dinov2_with_registers" or family in ("dinov3", "aimv2"),
-        heads=_pair(vision.get("num_attention_heads", 12), name)[0],
-        activation=_ACTIVATIONS[activation],
-        pooling=_transformers_pooling(family, layout, classifier),
-        raw=family == "clip" and classifier,
-        projection=layout.names.get("head.linear") == "visual_projection",
-        head_bias=family not in ("clip", "aimv2") or classifier,
-        norm="rms" if family == "aimv2" else "layer",
-        positions=positions,
-        rotary=rotary,
-        plain_pool=family == "aimv2",
-        image_size=_pair(vision["image_size"], name) if "image_size" in vision else None,
-        declared={o: _pair(vision[t], name)[0] for t, o in declared.items() if t in vision},
-        adjust_preprocessing=lambda default: _adjust_to_processor(default, processor, name),
+        partial(_processor_preprocessing, usual, processor),
+        vit,
+        head,
+        image_size=_pair(vision["image_size"]) if "image_size" in vision else None,
+        declared={o: _pair(vision[t])[0] for t, o in declared.items() if t in vision},
         labels=None if family == "clip" and not classifier else _transformers_labels(config),
     )
-
-
-def _transformers_pooling(family: str, layout: Layout, classifier: bool) -> Pooling:
-    if "head.distilled" in layout.names:
-        return "distilled"
-    if family == "dinov2":
-        return "class+mean"
-    if family in ("clip", "siglip") and classifier:
-        return "mean"
-    return "attention" if family in ("siglip", "aimv2") else "class"
 
 
 def _transformers_labels(config: Mapping[str, Any]) -> list[object] | None:
@@ -215,29 +197,30 @@ def _transformers_labels(config: Mapping[str, Any]) -> list[object] | None:
     return None if all(re.fullmatch(r"LABEL_\d+", str(label)) for label in labels) else labels
 
 
-def _pair(value: object, name: str) -> tuple[int, int]:
+def _pair(value: object) -> tuple[int, int]:
     """A size that is given as one number or as two."""
     pair: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value, value]
     if len(pair) == 2 and all(isinstance(n, int) and n > 0 for n in pair):
         return pair[0], pair[1]
-    raise EngramError(f"The configuration of {name} has {value!r} where a size was expected.")
+    raise Invalid(f"there is {value!r} where a size was expected")
 
 
 _PILLOW = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in Pillow's numbers
 
 
-def _adjust_to_processor(
-    default: Preprocessing, cfg: Mapping[str, Any], name: str
+def _processor_preprocessing(
+    family: str, cfg: Mapping[str, Any], size: tuple[int, int]
 ) -> Preprocessing:
-    """The preprocessing of preprocessor_config.json; what it leaves out is the default."""
+    """The preprocessing of preprocessor_config.json; what it leaves out is as in the family."""
+    default = default_preprocessing(family, size)
     if not cfg.get("do_rescale", True) or abs(cfg.get("rescale_factor", 1 / 255) - 1 / 255) > 1e-6:
-        raise EngramError(
-            f"{name} does not scale pixels to the range from 0 to 1, which is not supported; give "
-            "`preprocessing`."
+        raise Invalid(
+            "pixels are not scaled to the range from 0 to 1, which is not supported; give "
+            "`preprocessing`"
         )
-    size, resize = default.size, default.resize
+    resize = default.resize
     if cfg.get("size") is not None:
-        size, resize = _processor_size(cfg, name)
+        size, resize = _processor_size(cfg)
     normalise = cfg.get("do_normalize", True)
     return Preprocessing(
         size,
@@ -248,7 +231,7 @@ def _adjust_to_processor(
     )
 
 
-def _processor_size(cfg: Mapping[str, Any], name: str) -> tuple[tuple[int, int], int | None]:
+def _processor_size(cfg: Mapping[str, Any]) -> tuple[tuple[int, int], int | None]:
     """The size of the images, and what their short side is resized to before the crop."""
     given = cfg["size"]  # a number, or an object with `shortest_edge` or with `height` and `width`
     crop = cfg.get("crop_size") if cfg.get("do_center_crop") else None
@@ -259,8 +242,8 @@ def _processor_size(cfg: Mapping[str, Any], name: str) -> tuple[tuple[int, int],
         short, resized = (given if crop else None), (given, given)
     if isinstance(crop, dict):
         crop = (crop.get("height"), crop.get("width"))
-    size = _pair(crop or resized, name)
-    return size, max(*_pair(resized, name), *size) if crop or short else None
+    size = _pair(crop or resized)
+    return size, max(*_pair(resized), *size) if crop or short else None
 
 
 # timm
@@ -278,7 +261,7 @@ _TIMM_FAMILIES: dict[str, tuple[str, float, int | None]] = {
 }
 
 
-def timm_settings(config: Mapping[str, Any], found: Translated, name: str) -> ModelSettings:
+def timm_settings(config: Mapping[str, Any], found: Translated) -> ModelSettings:
     """Read timm's config.json; where it is missing, the tensors have to do.
 
     What they cannot show: QuickGELU (assumed: no) and the number of heads (see `usual_heads`).
@@ -292,24 +275,26 @@ def timm_settings(config: Mapping[str, Any], found: Translated, name: str) -> Mo
         width = found.tensors["patch.weight"].shape[0]
         heads = 32 if width == 4096 else max(width // head_width, 1)  # 4096: DINOv3-7B
     size = tuple(cfg.get("input_size") or ())[1:]
-    image_size = _pair(size, name) if len(set(size)) == 2 else None
+    image_size = _pair(size) if len(set(size)) == 2 else None
     if family == "dinov3":  # no tensor shows it
-        image_size = _pair(size or 256, name)
+        image_size = _pair(size or 256)
     activation = _timm_activation(config, cfg, family, found)
     return ModelSettings(
-        defaults,
-        eps,
-        antialias=True,
-        heads=heads,
-        activation=_ACTIVATIONS.get(arguments.get("act_layer"), activation),
-        pooling=_timm_pooling(cfg.get("global_pool") or arguments.get("global_pool"), found, name),
-        projection=family in ("clip", "eva02", "pe") and _without_bias(found),
-        norm="rms" if family == "aimv2" else "layer",
-        positions="none" if family == "dinov3" else "learned",
-        rotary=_timm_rotary(family, config, arguments, found),
-        pool_heads=arguments.get("attn_pool_num_heads") or (8 if family == "pe" else None),
+        partial(_timm_preprocessing, defaults, cfg),
+        {
+            "eps": eps,
+            "heads": heads,
+            "activation": _ACTIVATIONS.get(arguments.get("act_layer"), activation),
+            "norm": "rms" if family == "aimv2" else "layer",
+            "positions": "none" if family == "dinov3" else "learned",
+            "rotary": _timm_rotary(family, config, arguments, found),
+        },
+        {
+            "pooling": _timm_pooling(cfg.get("global_pool") or arguments.get("global_pool"), found),
+            "projection": family in ("clip", "eva02", "pe") and _without_bias(found),
+            "pool_heads": arguments.get("attn_pool_num_heads") or (8 if family == "pe" else None),
+        },
         image_size=image_size,
-        adjust_preprocessing=lambda default: _adjust_to_timm(default, cfg, name),
         labels=config.get("label_names"),
     )
 
@@ -376,31 +361,30 @@ def _timm_activation(
     return "gelu"
 
 
-def _timm_pooling(pool: object, found: Translated, name: str) -> Pooling:
+def _timm_pooling(pool: object, found: Translated) -> Pooling:
     if pool not in (None, "", "token", "avg", "map"):
-        raise EngramError(f"{name} pools its tokens by {pool!r}; token, avg and map can be read.")
+        raise Invalid(f"its tokens are pooled by {pool!r}; token, avg and map can be read")
     if found.has("head.pool"):
         return "attention"
-    if found.has("head.distilled"):
-        return "distilled"
     if pool == "avg" or found.has("head.norm") or not found.has("class_token"):
         return "mean"
     return "class"
 
 
-def _adjust_to_timm(default: Preprocessing, cfg: Mapping[str, Any], name: str) -> Preprocessing:
-    """The preprocessing of pretrained_cfg; what it leaves out is the default."""
-    size = tuple(cfg.get("input_size") or (3, *default.size))[1:]
+def _timm_preprocessing(
+    family: str, cfg: Mapping[str, Any], usual: tuple[int, int]
+) -> Preprocessing:
+    """The preprocessing of pretrained_cfg; what it leaves out is as in the family."""
+    default = default_preprocessing(family, usual)
+    size = tuple(cfg.get("input_size") or (3, *usual))[1:]
     mode = cfg.get("crop_mode") or "center"
     if mode not in ("center", "squash"):
-        raise EngramError(
-            f"{name} has the crop mode {mode!r}, which is not supported; give `preprocessing`."
-        )
-    resize = None if default.resize is None else default.with_size(_pair(size, name)).resize
+        raise Invalid(f"the crop mode {mode!r} is not supported; give `preprocessing`")
+    resize = None if default.resize is None else default.with_size(_pair(size)).resize
     if cfg.get("crop_pct"):
         resize = math.floor(max(size) / cfg["crop_pct"])
     return Preprocessing(
-        _pair(size, name),
+        _pair(size),
         None if mode == "squash" else resize,
         cfg.get("interpolation") or default.interpolation,
         tuple(cfg.get("mean") or default.mean),

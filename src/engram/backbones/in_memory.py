@@ -7,13 +7,18 @@ imported.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
 
-from engram.backbones.build import Overrides, build_backbone, parse_timm, parse_transformers
-from engram.backbones.configs import READABLE, check_architecture
-from engram.backbones.layouts import as_on_disk
+from engram.backbones.build import Overrides, build_backbone, parse
+from engram.backbones.configs import (
+    READABLE,
+    check_architecture,
+    timm_settings,
+    transformers_settings,
+)
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.vit import ViT
@@ -68,9 +73,9 @@ def from_transformers(
     check_architecture({"model_type": config["model_type"]}, name)
     settings = _as_dict(processor, "processor", model) if processor is not None else {}
     settings = settings.get("image_processor") or settings
-    tensors = as_on_disk(config["model_type"], model.state_dict())
-    parsed = parse_transformers(tensors, config, settings, name, share=True)
-    return build_backbone(parsed, name, name, Overrides(image_size, preprocessing, antialias))
+    read = partial(transformers_settings, config, settings)
+    parsed = parse(model.state_dict(), config["model_type"], read, name, share=True)
+    return build_backbone(parsed, name, Overrides(image_size, preprocessing, antialias))
 
 
 def from_timm(
@@ -127,12 +132,9 @@ def from_timm(
     if isinstance(pool, str):
         config["global_pool"] = cfg["global_pool"] = pool
     config["model_args"] = _arguments(model)
-    return build_backbone(
-        parse_timm(tensors, config, name, share=True),
-        name,
-        name,
-        Overrides(image_size, preprocessing, antialias, heads, activation),
-    )
+    parsed = parse(tensors, "timm", partial(timm_settings, config), name, share=True)
+    overrides = Overrides(image_size, preprocessing, antialias, heads, activation)
+    return build_backbone(parsed, name, overrides)
 
 
 def _unwrapped(model: nn.Module, function: str) -> nn.Module:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,24 +18,19 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from engram.backbones.build import (
-    Overrides,
-    ParsedModel,
-    build_backbone,
-    parse_timm,
-    parse_transformers,
-    parse_translated,
-)
+from engram.backbones.build import Overrides, ParsedModel, build_backbone, parse
 from engram.backbones.configs import (
     ModelSettings,
     check_architecture,
     default_preprocessing,
     explain_bad_settings,
+    timm_settings,
+    transformers_settings,
 )
-from engram.backbones.layouts import GOOGLE, Layout, google_to_torch
+from engram.backbones.layouts import Layout, google_to_torch
 from engram.backbones.recommended import HUB_FILES, PICO, RECOMMENDED, recommended
 from engram.backbones.shape import CONFIG
-from engram.backbones.translate import Translated, check_complete, to_fp32, translate
+from engram.backbones.translate import Translated, check_complete, to_fp32
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.util import hub
@@ -50,7 +45,6 @@ from engram.vit.vit import HeadConfig, Stored, ViT, ViTConfig
 
 BUNDLED = Path(__file__).parent  # the folder of the bundled backbones
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".tar")
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def load_backbone(
@@ -96,12 +90,9 @@ def load_backbone(
     """
     check_dtype(dtype)
     name, path = locate(source, revision)
-    backbone = build_backbone(
-        _parse(path, name),
-        name,
-        f"{name}@{revision}" if revision else name,
-        Overrides(image_size, preprocessing, antialias, heads, activation),
-    )
+    overrides = Overrides(image_size, preprocessing, antialias, heads, activation)
+    recorded = f"{name}@{revision}" if revision else name
+    backbone = build_backbone(_parse(path, name), recorded, overrides)
     return backbone.round_weights() if dtype == "bf16" else backbone
 
 
@@ -213,7 +204,7 @@ def locate(source: str | os.PathLike[str], revision: str | None = None) -> tuple
             )
         return name, path
     repo, _, at = name.partition("@")
-    if not isinstance(source, str) or not _HUB_ID.fullmatch(repo):
+    if not isinstance(source, str) or not hub.REPO.fullmatch(repo):
         raise EngramError(f"There is no file or folder {name}; check the path.")
     if path.suffix in (".safetensors", ".npz", ".json"):
         raise EngramError(f"There is no file {name}; check the path.")
@@ -311,8 +302,10 @@ def _parse(path: Path, name: str) -> ParsedModel:
     """Parse a file or folder in whichever layout it has."""
     if path.is_file() and path.suffix == ".npz":
         tensors, heads = _read_npz(path)
-        settings = ModelSettings("vit", 1e-6, antialias=True, heads=heads)  # antialiased as by timm
-        return parse_translated(translate(tensors, GOOGLE, name), GOOGLE, settings, name)
+        settings = ModelSettings(
+            partial(default_preprocessing, "vit"), {"eps": 1e-6, "heads": heads}
+        )
+        return parse(tensors, "google", lambda found: settings, name)
     config = read_json(path / "config.json") if path.is_dir() else {}
     if "engram_backbone" in config:
         return _parse_own(path, config, name)
@@ -325,13 +318,14 @@ def _parse(path: Path, name: str) -> ParsedModel:
         check_architecture(config, name)
     tensors = _read_folder(path, name) if path.is_dir() else _read_safetensors(path)
     if "model_type" in config and "architecture" not in config:
-        return parse_transformers(tensors, config, _read_processor(path), name)
+        read = partial(transformers_settings, config, _read_processor(path))
+        return parse(tensors, config["model_type"], read, name)
     if any("patch_embedding" in key for key in tensors):
         raise EngramError(
             f"{name} has the tensor names of transformers, which need the config.json that "
             "belongs to them; give the folder that holds both."
         )
-    return parse_timm(tensors, config, name)
+    return parse(tensors, "timm", partial(timm_settings, config), name)
 
 
 def _parse_own(folder: Path, config: dict[str, Any], name: str) -> ParsedModel:
@@ -354,4 +348,5 @@ def _parse_own(folder: Path, config: dict[str, Any], name: str) -> ParsedModel:
             return Preprocessing.from_dict(saved)
         return default_preprocessing("timm", vit.image_size)
 
-    return ParsedModel(Translated(tensors), Layout({}), vit, preprocessing, config.get("labels"))
+    found = Translated(name, Layout({}), tensors)
+    return ParsedModel(found, vit, preprocessing, config.get("labels"))

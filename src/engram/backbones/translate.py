@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engram.backbones.layouts import GOOGLE, Layout
+from engram.backbones.layouts import LAYER, Layout, find_layout, split_and_join, without_prefix
 from engram.errors import EngramError
 from engram.util.text import join_names
 
-_LAYER = re.compile(r"(?<=[._])\d+(?=[./])")
 _SUFFIXES = {
     ".weight": ".weight",
     ".bias": ".bias",
@@ -27,6 +26,8 @@ _SUFFIXES = {
 class Translated:
     """The tensors of a file under our names."""
 
+    source: str  # what errors call the file
+    layout: Layout
     tensors: dict[str, Tensor]  # fp32
     missing: Sequence[str] = ()  # parts of concatenated tensors that the file lacks
     surplus: Sequence[str] = ()  # neither in the layout's table nor ignored by it
@@ -37,22 +38,24 @@ class Translated:
 
 
 def translate(
-    tensors: Mapping[str, Tensor], layout: Layout, source: str, share: bool = False
+    tensors: Mapping[str, Tensor], kind: str, source: str, share: bool = False
 ) -> Translated:
     """Their tensors under our names. A tensor without finite numbers is an EngramError.
 
-    With `share`, what is one fp32 tensor there and here keeps its storage; otherwise all are
-    copies.
+    `kind` is what `find_layout` takes. With `share`, what is one fp32 tensor there and here keeps
+    its storage; otherwise all are copies.
     """
-    stems = {}  # their name -> ours, and which part of a concatenation it is
-    for ours, theirs in layout.names.items():
-        parts = (theirs,) if isinstance(theirs, str) else theirs
-        stems.update({stem: (ours, part) for part, stem in enumerate(parts)})
+    tensors = split_and_join(tensors)
+    layout = find_layout(kind, tensors)
+    stems = {  # their name -> ours, and which part of a concatenation it is
+        stem: (ours, part)
+        for ours, theirs in layout.names.items()
+        for part, stem in enumerate(theirs)
+    }
     found: dict[str, dict[int, Tensor]] = {}
     surplus = []
     for full, tensor in tensors.items():
-        prefix = next((p for p in layout.prefixes if full.startswith(p)), "")
-        name = full.removeprefix(prefix)
+        name = without_prefix(full)
         if any(re.fullmatch(pattern, name) for pattern in layout.ignored):
             continue
         match = _our_name(name, stems)
@@ -69,17 +72,17 @@ def translate(
     joined = {}
     missing = []
     for ours, pieces in found.items():
-        names = their_names(ours, layout)
+        names = layout.their_names(ours)
         missing += [name for part, name in enumerate(names) if part not in pieces]
         if len(pieces) == len(names):
             joined[ours] = _join(ours, [pieces[part] for part in sorted(pieces)], names, source)
-    return Translated(joined, missing, surplus)
+    return Translated(source, layout, joined, missing, surplus)
 
 
 def _our_name(name: str, stems: Mapping[str, tuple[str, int]]) -> tuple[str, int] | None:
     """Our name of one of their tensors, and which part of it that is; None if it is unknown."""
-    layer = _LAYER.search(name)
-    stem = name if layer is None else _LAYER.sub("{i}", name, count=1)
+    layer = LAYER.search(name)
+    stem = name if layer is None else LAYER.sub("{i}", name, count=1)
     suffix = next((end for end in _SUFFIXES if stem.endswith(end)), "")
     if stem in stems:  # a tensor that is no weight or bias of a module
         (ours, part), suffix = stems[stem], ""
@@ -122,24 +125,6 @@ def _join(ours: str, pieces: list[Tensor], names: list[str], source: str) -> Ten
     if ours in ("class_token", "registers", "position") and tensor.numel() and tensor.ndim:
         tensor = tensor.reshape(-1, tensor.shape[-1])  # (1, n, D), (n, D) or (D) -> (n, D)
     return tensor
-
-
-def their_names(ours: str, layout: Layout) -> list[str]:
-    """The name of one of our tensors in a file; several where it is a concatenation."""
-    layer = _LAYER.search(ours)
-    stem, number = (ours, "") if layer is None else (_LAYER.sub("{i}", ours, count=1), layer[0])
-    kind = ""
-    if stem not in layout.names:
-        module, _, last = stem.rpartition(".")
-        if module not in layout.names:
-            return [ours]
-        kind = f".{last}"
-        if layout is GOOGLE:
-            kind = "/bias" if last == "bias" else "/scale" if "norm" in module else "/kernel"
-        stem = module
-    theirs = layout.names[stem]
-    parts = (theirs,) if isinstance(theirs, str) else theirs
-    return [part.replace("{i}", number) + kind for part in parts]
 
 
 def check_complete(name: str, missing: Sequence[str], surplus: Sequence[str]) -> None:

@@ -30,8 +30,8 @@ from engram.experiments.timing import (
     machine,
 )
 from engram.methods import Masked, MaskedAdapter, method_class
-from engram.methods.forward import Cached, reads_tokens
-from engram.methods.method import Needs
+from engram.methods.forward import reads_tokens
+from engram.methods.method import Cached, Needs
 from engram.model import MemoryViT
 from engram.tasks.costs import Costs, task_costs
 from engram.train.features.cache import keys_values
@@ -284,7 +284,7 @@ def cached_step(
         final = seen[-1] if kept == depth + 1 else None
         layers = keys_values(seen, backbone) if keys else seen[:depth]
         cached = Cached(rows[:, -1].float(), layers, final)
-        return model.from_cache(cached, list(model.tasks)).values()
+        return model.from_cache(cached, list(model.tasks)).outputs().values()
 
     return make_step(logits, [t.parameters() for t in model.tasks.values()], workload.labels(batch))
 

@@ -31,11 +31,12 @@ from engram.export.write import (
 )
 from engram.inference.engine import Engine, OneByOne, Outputs, asked_for, by_output, join_images
 from engram.methods.adapters import PaddedAdapters
-from engram.methods.forward import Cached, FastPass
-from engram.methods.masked import JoinedMemory
+from engram.methods.forward import FastPass
+from engram.methods.masked import Masked
 from engram.methods.memory import Memory, MemoryTensors, Stream
-from engram.methods.method import Needs
+from engram.methods.method import Cached, Needs
 from engram.model import MemoryViT
+from engram.model.passes import task_inputs
 from engram.vit import ViT
 from engram.vit.layers import Block
 from engram.vit.pos_embed import Rotation
@@ -65,7 +66,10 @@ class OnnxEngine(Engine):
         pixels, expected = expected_outputs(model, self.names)
         streams = [name for name, method in methods.items() if method.streams]
         with torch.no_grad():
-            self.memory = _memory(model, streams) if streams else _no_tasks(model.backbone)
+            tasks = task_inputs(model, streams)
+            self.memory = (
+                Masked.memory(tasks, model.backbone) if tasks else _no_tasks(model.backbone)
+            )
             adapters = self.memory.bank is not None
             graph = before.graph if isinstance(before, OnnxEngine) else None
             if graph is None or not graph.fits(model.backbone, runtime, adapters):
@@ -95,8 +99,9 @@ class OnnxEngine(Engine):
                 own = {name: one[some] for name, one in streams.items()}
                 normed = [one[some] for one in layers]
                 cached = Cached(layers=normed, raw=raw[some], streams=own)
-                found = self.model.with_familiarity_from_cache(cached, asked, size)
-                parts.append(asked_for(by_output(*found), tasks, familiarity))
+                inputs = self.model.from_cache(cached, asked, size)
+                found = by_output(inputs.outputs(), inputs.familiarity())
+                parts.append(asked_for(found, tasks, familiarity))
         return join_images(parts)
 
 
@@ -171,18 +176,12 @@ def _feeds(pixels: Tensor, memory: MemoryTensors) -> dict[str, Array]:
     return {name: tensor.detach().contiguous().numpy() for name, tensor in inputs.items()}
 
 
-def _memory(model: MemoryViT, streams: Sequence[str]) -> Memory:
-    joined = model.join(streams)
-    assert isinstance(joined, JoinedMemory)
-    return joined.memory
-
-
 def _no_tasks(backbone: ViT) -> Memory:
     """A stream that nobody asked for, where there is no task: no axis of the graph is empty."""
     config = backbone.config
     cells = torch.zeros(config.depth, 0, config.width)
     own = torch.zeros(1, config.width) if backbone.class_token is None else backbone.class_token
-    return Memory(backbone, [Stream("", own, cells)])
+    return Memory(backbone, [Stream("", own, cells, [0])])
 
 
 # Tracing: the tokens before the first layer, and one layer

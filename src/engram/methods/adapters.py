@@ -27,6 +27,10 @@ class Adapters(NamedTuple):
     up: Tensor  # (l, 2, w, D)
 
 
+#: The tokens that go through adapters.
+Member = tuple[Sequence[int], Adapters]
+
+
 def adapter_parameters(depth: int, width: int, bottleneck: int) -> dict[str, Initial]:
     """`up` starts at zero, so that adapters change nothing at first."""
     return {
@@ -49,9 +53,7 @@ class _AdapterGroup:
     tokens: Tensor | None  # (t * c), the last again where one has fewer; None: all, in order
     kept: Tensor | None  # which of these are no repetition; None: all
     to: Tensor | None  # the tokens of those
-    down: Tensor  # (l, 2, t, D, w)
-    up: Tensor  # (l, 2, t, w, D)
-    maps: list[tuple[Tensor, Tensor]]  # both by layer and place: one gradient for all
+    maps: list[tuple[Tensor, Tensor]]  # (t, D, w), (t, w, D) by layer and place: one gradient
 
 
 class AdapterBank:
@@ -64,13 +66,8 @@ class AdapterBank:
             different numbers of them.
     """
 
-    def __init__(
-        self,
-        members: Sequence[tuple[Sequence[int], Adapters]],
-        tokens: int,
-        routed: bool = False,
-    ) -> None:
-        self.tokens, self.routed = tokens, routed
+    def __init__(self, members: Sequence[Member], tokens: int, routed: bool = False) -> None:
+        self.routed = routed
         shapes: dict[tuple[int, int], list[tuple[list[int], Adapters]]] = {}
         for rows, adapters in members:
             shape = (0 if routed else len(rows), adapters.down.shape[-1])
@@ -89,7 +86,7 @@ class AdapterBank:
             down = torch.stack([adapters.down for _, adapters in group], dim=2)
             up = torch.stack([adapters.up for _, adapters in group], dim=2)
             maps = zip(down.flatten(0, 1).unbind(), up.flatten(0, 1).unbind(), strict=True)
-            self.groups.append(_AdapterGroup(index, keep, to, down, up, list(maps)))
+            self.groups.append(_AdapterGroup(index, keep, to, list(maps)))
 
     def add(self, x: Tensor, normed: Tensor, layer: int, place: int) -> Tensor:
         """x (b, s, D) plus what the adapters make of normed (b, s, D)."""
@@ -108,27 +105,9 @@ class AdapterBank:
             x = x + out if group.to is None else x.index_add(1, group.to, out)
         return x.view(shape)
 
-    def padded(self, depth: int, like: Tensor) -> PaddedAdapters:
-        """Give each token that has an adapter one of its own, padded to one width.
-
-        Where there are none, one of zeros is at the first token, which changes nothing.
-        """
-        if not self.groups:
-            zeros = like.new_zeros(depth, 2, 1, like.shape[-1], 1)
-            return PaddedAdapters(torch.tensor([0], device=like.device), zeros, zeros.mT)
-        width = max(group.down.shape[-1] for group in self.groups)
-        tokens, downs, ups = [], [], []
-        for group in self.groups:
-            taken = torch.arange(self.tokens) if group.tokens is None else group.tokens
-            each, pad = len(taken) // group.down.shape[2], width - group.down.shape[-1]
-            tokens.append(taken)
-            downs.append(F.pad(group.down, (0, pad)).repeat_interleave(each, 2))
-            ups.append(F.pad(group.up, (0, 0, 0, pad)).repeat_interleave(each, 2))
-        return PaddedAdapters(torch.cat(tokens), torch.cat(downs, 2), torch.cat(ups, 2))
-
 
 class PaddedAdapters(NamedTuple):
-    """A bank with one adapter for each of some tokens, all of one width.
+    """One adapter for each of some tokens, all padded to one width.
 
     Every product is of one row, so that no number depends on how many images there are.
     """
@@ -136,6 +115,20 @@ class PaddedAdapters(NamedTuple):
     tokens: Tensor  # (r)
     down: Tensor  # (l, 2, r, D, w)
     up: Tensor  # (l, 2, r, w, D)
+
+    @classmethod
+    def create(cls, members: Sequence[Member], depth: int, like: Tensor) -> PaddedAdapters:
+        """Where there are none, one of zeros is at the first token, which changes nothing."""
+        width, each = like.shape[-1], [own for rows, own in members for _ in rows]
+        if not each:
+            zeros = like.new_zeros(depth, 2, width, 1)
+            return cls.create([([0], Adapters(zeros, zeros.mT))], depth, like)
+        most = max(own.down.shape[-1] for own in each)
+        pads = [most - own.down.shape[-1] for own in each]
+        downs = [F.pad(own.down, (0, pad)) for own, pad in zip(each, pads, strict=True)]
+        ups = [F.pad(own.up, (0, 0, 0, pad)) for own, pad in zip(each, pads, strict=True)]
+        tokens = torch.tensor([row for rows, _ in members for row in rows], device=like.device)
+        return cls(tokens, torch.stack(downs, 2), torch.stack(ups, 2))
 
     def add(self, x: Tensor, normed: Tensor, layer: int, place: int) -> Tensor:
         """x (b, s, D) plus what the adapters make of normed (b, s, D)."""

@@ -62,11 +62,7 @@ class AttentionMaps:
 
 
 def first_token_maps(
-    backbone: ViT,
-    pixels: Tensor,
-    name: str,
-    tensors: Mapping[str, Tensor],
-    update: str = "fresh",
+    backbone: ViT, pixels: Tensor, name: str, tensors: Mapping[str, Tensor], update: str = "fresh"
 ) -> AttentionMaps:
     """Maps of token 0 in a pass of `full_attention`: a task's own class token, or the backbone's.
 
@@ -83,49 +79,42 @@ def first_token_maps(
     layers: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def hook(block: Block, weights: Tensor, values: Tensor, read: Tensor) -> None:
-        by_head = weights[..., prefix:n].unsqueeze(2)
+        by_head = weights[..., prefix:n]
         contribution = _contribution(block, by_head, values[:, :, prefix:n], read)
-        weights = weights.mean(1)  # (b, n + m)
-        parts = (weights[:, prefix:n], weights[:, 1:prefix], weights[:, :1], weights[:, n:])
-        none = weights.new_zeros(len(weights))
-        shares = torch.stack([*(part.sum(1) for part in parts), none], 1)
-        layers.append((weights[:, prefix:n], contribution, shares))
+        itself, first, patches, cells = weights.mean((1, 2)).tensor_split([1, prefix, n], dim=1)
+        layers.append((patches, contribution, _shares(patches, first, itself, cells)))
 
     full_attention(backbone, pixels, tensors, update, hook)
     return AttentionMaps.create(backbone, pixels, layers)
 
 
 def masked_maps(memory: Memory, cells: int, backbone: ViT, pixels: Tensor) -> AttentionMaps:
-    """Maps of the last task of a memory, as `Memory.attend` weighs what it reads."""
+    """Maps of the last task of a memory, which has so many cells of its own."""
     own = memory.spans[-1]  # all that is read comes before it, so its rows have no padding
     rows, prefix = slice(own.start, own.stop), backbone.config.prefix
+    x = backbone.embed(pixels)
+    n, a = x.shape[1], memory.tokens_read.shape[1]
     layers: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def hook(
-        layer: int,
-        to_backbone: Tensor,
-        to_tokens: Tensor,
-        to_cells: Tensor,
-        values: Tensor,
-        read: Tensor,
-    ) -> None:
-        plain, tokens, kept = (
-            part.mean(1)[:, rows].mean(1) for part in (to_backbone, to_tokens, to_cells)
-        )
-        by_head, block = to_backbone[:, :, rows, prefix:], backbone.layers[layer]
+    def hook(block: Block, weights: Tensor, values: Tensor, read: Tensor) -> None:
+        by_head = weights[:, :, rows, prefix:n]
         contribution = _contribution(block, by_head, values[:, :, prefix:], read[:, rows])
-        old_tokens, itself = tokens[:, : -len(own)], tokens[:, -len(own) :]
-        old_cells, its_cells = torch.split(kept, [kept.shape[1] - cells, cells], dim=1)
-        parts = (plain[:, prefix:], plain[:, :prefix], itself, its_cells)
-        extended = old_tokens.sum(1) + old_cells.sum(1)
-        shares = torch.stack([*(part.sum(1) for part in parts), extended], dim=1)
-        layers.append((plain[:, prefix:], contribution, shares))
+        ends = [prefix, n, n + a - len(own), n + a, weights.shape[3] - cells]
+        parts = weights[:, :, rows].mean((1, 2)).tensor_split(ends, dim=1)
+        first, patches, old_tokens, itself, old_cells, its_cells = parts
+        extended = torch.cat([old_tokens, old_cells], dim=1)
+        shares = _shares(patches, first, itself, its_cells, extended)
+        layers.append((patches, contribution, shares))
 
     memory.hook = hook
-    x = backbone.embed(pixels)
-    rotation = backbone.rotation(pixels.shape[-2:], x.shape[1])
-    FastPass(memory, x.shape[1], rotation).run(backbone, x, 0)
+    FastPass(memory, n, backbone.rotation(pixels.shape[-2:], n)).run(backbone, x, 0)
     return AttentionMaps.create(backbone, pixels, layers)
+
+
+def _shares(*parts: Tensor) -> Tensor:
+    """The sum of the weights of every source in turn, 0 for those left out: (b, sources)."""
+    shares = torch.stack([part.sum(1) for part in parts], dim=1)
+    return F.pad(shares, (0, len(SOURCES) - len(parts)))
 
 
 def pooling_maps(weights: Tensor, rows: Tensor, backbone: ViT, pixels: Tensor) -> AttentionMaps:
@@ -133,11 +122,8 @@ def pooling_maps(weights: Tensor, rows: Tensor, backbone: ViT, pixels: Tensor) -
     prefix = backbone.config.prefix
     towards = F.normalize((weights @ rows).flatten(1)).view(len(rows), -1, rows.shape[2])
     contribution = (weights * (towards @ rows.mT)).sum(1).clamp(min=0)
-    weights = weights.mean(1)
-    shares = weights.new_zeros(len(rows), len(SOURCES))
-    shares[:, 0] = weights[:, prefix:].sum(1)
-    shares[:, 1] = 1 - shares[:, 0]
-    layer = weights[:, prefix:], contribution[:, prefix:], shares
+    first, patches = weights.mean(1).tensor_split([prefix], dim=1)
+    layer = patches, contribution[:, prefix:], _shares(patches, first)
     return AttentionMaps.create(backbone, pixels, [layer], pooled=True)
 
 

@@ -10,39 +10,22 @@ token reads the cells. Axes as in memory.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from engram.methods.adapters import AdapterBank, find_adapters, layer_adapters
-from engram.methods.memory import BackboneView, KeysValues, Memory, Normed, Streams
-from engram.methods.method import Batch, Branch, Features
+from engram.methods.memory import AttentionHook, BackboneView, KeysValues, Memory, Streams
+from engram.methods.method import Batch, Branch, Cached, Features
 from engram.methods.readout import LayerStatistics
-from engram.vit.layers import Block, LayerHook, merge_heads
+from engram.vit.layers import Attend, Block, LayerHook, merge_heads
 from engram.vit.pos_embed import Rotation
 from engram.vit.vit import ViT
-
-#: Of every layer, the backbone's normed tokens (b, n, D), or its keys and values.
-CachedLayers = Sequence[Tensor] | Sequence[KeysValues]
-#: An `AttentionHook` where all tokens read each other, called for token 0: with its weights
-#: (b, h, n + m), all values, and what it read (b, 1, D).
-FirstTokenHook = Callable[[Block, Tensor, Tensor, Tensor], None]
-
-
-@dataclass(frozen=True, eq=False)
-class Cached:
-    """Features of the backbone for a batch, from a cache or another engine; as far as needed."""
-
-    pooled: Tensor | None = None  # (b, D)
-    layers: CachedLayers = ()
-    final: Tensor | None = None  # the final normed tokens (b, n, D)
-    statistics: Tensor | None = None  # all layer statistics (b, features)
-    raw: Tensor | None = None  # the last tokens before the final norm (b, n, D)
-    streams: Mapping[str, Tensor] | None = None  # those of tasks (b, k, D)
 
 
 def run(
@@ -50,33 +33,36 @@ def run(
     x: Tensor,
     branches: Sequence[Branch],
     statistics: LayerStatistics | None,
-    *,
-    keep: int,
     exact: bool = False,
 ) -> Features:
     """Run the backbone once from its embedded tokens x (b, n, D), with all branches beside it.
 
-    Of the last tokens, `keep` are wanted: the last layer computes no others. `exact` runs the
-    backbone alone, so that no bit depends on the branches.
+    `exact` runs the backbone alone, so that no bit depends on the branches.
     """
     backbone, hook, n = batch.backbone, _layer_hook(branches, statistics), x.shape[1]
     rotation = backbone.rotation(batch.size, n)
-    beside = [(branch, branch.streams) for branch in branches if branch.streams is not None]
+    # of the last tokens, the first that are wanted: the last layer computes no others
+    keep = n if exact or hook is not None else max(branch.last_tokens(n) for branch in branches)
+    beside = [streams for branch in branches for streams in branch.streams]
+    trains = any(branch.trains for branch in branches if branch.streams)
+    final: Sequence[Tensor] = ()
     if not beside:
         raw = backbone.encode(x, batch.size, hook)
-    elif len(beside) == 1 and not exact and beside[0][0].fast and not beside[0][0].trains:
-        ((branch, streams),) = beside
-        raw, branch.final = FastPass(streams, n, rotation, hook).run(backbone, x, keep)
+    elif len(beside) == 1 and beside[0].whole and not exact and not trains:
+        raw, *final = FastPass(beside[0], n, rotation, hook).run(backbone, x, keep)
     else:
-        checkpointed = not exact and reads_checkpointed(backbone, n, beside[0][1])
-        plain = BackbonePass(backbone, x, keep, checkpointed, hook, rotation)
-        views = list(plain) if len(beside) > 1 else plain
-        for branch, streams in beside:
-            branch.final = forward_tasks(backbone, views, streams, len(x))
+        checkpointed = not exact and reads_checkpointed(backbone, n, beside[0])
+        plain = BackbonePass(backbone, x, keep, checkpointed, rotation, hook)
+        final = forward_tasks(backbone, plain, beside, len(x), checkpointed)
         raw = plain.tokens
-    features = Features(batch, raw=raw, statistics=statistics)
+    rest = iter(final)
+    for branch in branches:
+        branch.final = [next(rest) for _ in branch.streams]
+    features = Features(batch, Cached(raw=raw))
     if hook is not None:
         hook(backbone.config.depth, features.tokens)
+    if statistics is not None:
+        features.statistics = statistics.all()
     return features
 
 
@@ -89,18 +75,17 @@ def run_cached(
     rotation = backbone.rotation(batch.size, normed[0].shape[1]) if normed else None
     for branch in branches:
         if cached.streams is not None:
-            branch.take(cached.streams)
-        elif branch.streams is not None:
+            memories = [one for one in branch.streams if isinstance(one, Memory)]
+            branch.final = [memory.join(cached.streams) for memory in memories]
+        elif branch.streams:
             branch.final = from_cached(backbone, cached.layers, branch.streams, rotation)
+    features = Features(batch, cached)
     hook = _layer_hook(branches, statistics)
-    if cached.statistics is not None:
-        statistics = LayerStatistics.from_rows(cached.statistics, backbone)
-    features = Features(
-        batch, raw=cached.raw, tokens=cached.final, pooled=cached.pooled, statistics=statistics
-    )
     if hook is not None and cached.layers:
         for index, tokens in enumerate([*normed, features.tokens]):
             hook(index, tokens)
+        if statistics is not None:
+            features.statistics = statistics.all()
     return features
 
 
@@ -160,7 +145,7 @@ class FastPass:
 class BackbonePass:
     """The plain backbone, layer by layer, bit for bit: gives what a task can read at each layer.
 
-    That is its keys and values or, `checkpointed`, the normed tokens they are made from. Once it is
+    That is its keys and values or, with `normed`, the normed tokens they are made from. Once it is
     exhausted, `tokens` holds the first `keep` tokens of the last layer; with `keep` 0 the last
     layer computes nothing but what is read. `layer_hook` gets every layer's normed tokens.
     """
@@ -170,50 +155,55 @@ class BackbonePass:
         vit: ViT,
         x: Tensor,
         keep: int,
-        checkpointed: bool = False,
-        layer_hook: LayerHook | None = None,
+        normed: bool = False,
         rotation: Rotation | None = None,
+        layer_hook: LayerHook | None = None,
     ) -> None:
-        self.vit, self.tokens, self.keep, self.checkpointed = vit, x, keep, checkpointed
-        self.layer_hook, self.rotation = layer_hook, rotation
+        self.vit, self.tokens, self.keep, self.normed = vit, x, keep, normed
+        self.rotation, self.layer_hook = rotation, layer_hook
 
     def __iter__(self) -> Iterator[BackboneView]:
         x = self.tokens
+        view: BackboneView = x
+
+        def attend(block: Block, normed: Tensor, layer: int) -> Tensor:
+            nonlocal view
+            if self.layer_hook is not None:
+                self.layer_hook(layer, normed)
+            q, k, v = block.project(normed, self.rotation)
+            view = normed if self.normed else KeysValues(k, v)
+            return merge_heads(F.scaled_dot_product_attention(q, k, v))
+
         for layer, block in enumerate(self.vit.layers):
             if not self.keep and layer + 1 == len(self.vit.layers):
                 last = block.norm1(x)
-                if self.checkpointed:
-                    yield Normed(last, checkpointed=True)
-                else:
-                    yield KeysValues(*block.keys_values(last, self.rotation))
+                yield last if self.normed else KeysValues(*block.keys_values(last, self.rotation))
                 return
-            views: list[BackboneView] = []
-            x = block(x, partial(self._attend, layer=layer, views=views))
+            x = block(x, partial(attend, layer=layer))
             self.tokens = x[:, : self.keep]
-            yield views[0]
-
-    def _attend(
-        self, block: Block, normed: Tensor, layer: int, views: list[BackboneView]
-    ) -> Tensor:
-        if self.layer_hook is not None:
-            self.layer_hook(layer, normed)
-        q, k, v = block.project(normed, self.rotation)
-        views.append(Normed(normed, checkpointed=True) if self.checkpointed else KeysValues(k, v))
-        return merge_heads(F.scaled_dot_product_attention(q, k, v))
+            yield view
 
 
 def forward_tasks(
-    vit: ViT, backbone: Iterable[BackboneView], streams: Streams, images: int
-) -> Tensor:
+    vit: ViT,
+    backbone: Iterable[BackboneView],
+    streams: Sequence[Streams],
+    images: int,
+    checkpointed: bool = False,
+) -> list[Tensor]:
     """The tasks' own tokens at the last layer (b, s, D), reading a backbone that runs by itself.
 
     The way to train a task: with the backbone frozen, only the tasks' tokens build a graph.
+    `checkpointed` attention is recomputed in the backward pass (activation checkpointing).
     """
-    y = streams.start(images)
+    tokens = [one.start(images) for one in streams]
     for layer, (block, view) in enumerate(zip(vit.layers, backbone, strict=True)):
-        attend = partial(streams.attend, layer, backbone=view)
-        y = block(y, attend, layer_adapters(streams.bank, layer))
-    return y
+        for i, one in enumerate(streams):
+            attend: Attend = partial(one.attend, layer, backbone=view)
+            if checkpointed:
+                attend = partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
+            tokens[i] = block(tokens[i], attend, layer_adapters(one.bank, layer))
+    return tokens
 
 
 def reads_checkpointed(vit: ViT, n: int, streams: Streams) -> bool:
@@ -252,21 +242,21 @@ def _in_width(vit: ViT, n: int, s: int) -> int:
 
 
 def from_cached(
-    vit: ViT, layers: CachedLayers, streams: Streams, rotation: Rotation | None = None
-) -> Tensor:
+    vit: ViT,
+    layers: Sequence[BackboneView],
+    streams: Sequence[Streams],
+    rotation: Rotation | None = None,
+) -> list[Tensor]:
     """`forward_tasks` for a backbone of which a cache kept tokens, or keys and values."""
-    keys = [layer for layer in layers if isinstance(layer, KeysValues)]
-    if keys:
-        return forward_tasks(vit, keys, streams, len(keys[0].k))
     normed = [layer for layer in layers if isinstance(layer, Tensor)]
+    images = len(normed[0] if normed else layers[0][0])
     passes = 2 if torch.is_grad_enabled() else 1  # forward, and back through the same products
-    views: Iterable[BackboneView]
-    if reads_tokens(vit, normed[0].shape[1], streams.start(1).shape[1], passes):
-        views = map(Normed, normed)
-    else:
+    s = sum(one.start(1).shape[1] for one in streams)
+    views: Iterable[BackboneView] = layers
+    if normed and not reads_tokens(vit, normed[0].shape[1], s, passes):
         pairs = zip(normed, vit.layers, strict=True)
         views = (KeysValues(*block.keys_values(tokens, rotation)) for tokens, block in pairs)
-    return forward_tasks(vit, views, streams, len(normed[0]))
+    return forward_tasks(vit, views, streams, images)
 
 
 def full_attention(
@@ -274,15 +264,15 @@ def full_attention(
     pixels: Tensor,
     tensors: Mapping[str, Tensor],
     update: str = "fresh",
-    hook: FirstTokenHook | None = None,
+    hook: AttentionHook | None = None,
 ) -> Tensor:
     """Every token reads the cells: best for one task, and the old outputs change.
 
     `tensors` are a task's: cells (l, m, D), class token and adapters, as far as it has them. The
     paper's way is `fresh`. Figure 2b has two that its authors found worse: `propagate`, where the
     first layer's cells are ordinary tokens from there on, and `add`, where every layer adds its own
-    learned cells to the propagated ones. The cells are dropped at the end. `hook` is called at each
-    layer.
+    learned cells to the propagated ones. The cells are dropped at the end. `hook` is called for
+    token 0, with the values of all that it reads.
     """
     x = vit.embed(pixels, tensors.get("class_token"))
     n = x.shape[1]
@@ -299,7 +289,7 @@ def full_attention(
         read = merge_heads(F.scaled_dot_product_attention(q, k, v))
         if hook is not None:
             weights = (q[:, :, 0:1] @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
-            hook(block, weights.squeeze(2), v, read[:, :1])
+            hook(block, weights, v, read[:, :1])
         return read
 
     for layer, block in enumerate(vit.layers):

@@ -23,6 +23,7 @@ from engram.methods.forward import full_attention
 from engram.methods.masked import class_token
 from engram.methods.method import (
     Batch,
+    Cached,
     Features,
     HeadInput,
     Initial,
@@ -71,7 +72,7 @@ class ClassToken(OwnPassMethod):
     ) -> HeadInput:
         raw = full_attention(backbone, pixels, _with_cells(task, tasks), self._memory[1])
         size = (pixels.shape[-2], pixels.shape[-1])
-        features = Features(Batch(backbone, size, pixels.device), raw=raw)
+        features = Features(Batch(backbone, size, pixels.device), Cached(raw=raw))
         own = features.tokens[:, 0] if "class_token" in task.tensors else features.pooled
         return HeadInput(own, features.patches_for(task))
 

@@ -16,7 +16,6 @@ from engram.methods.method import (
     Features,
     HeadInput,
     Joined,
-    Method,
     Needs,
     SharedPassMethod,
     TaskInput,
@@ -35,10 +34,6 @@ class Head(SharedPassMethod):
     about: ClassVar[str] = "a linear head"
     solved: ClassVar[bool] = True
     rates: ClassVar[Mapping[str, float]] = {"adamw": 3e-3, "sgd": 0.3}
-
-    @classmethod
-    def family(cls) -> type[Method]:
-        return Head
 
     @classmethod
     def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from engram.errors import EngramError
@@ -25,6 +25,7 @@ from engram.methods.method import (
     Features,
     HeadInput,
     Initial,
+    Joined,
     Method,
     Needs,
     SharedPassMethod,
@@ -35,7 +36,7 @@ from engram.methods.method import (
     token_macs,
 )
 from engram.methods.method_flags import shared_setting
-from engram.methods.routing import RoutedStreams
+from engram.methods.routing import routed_streams, split_routed
 from engram.util.settings import setting
 from engram.vit import ViT
 
@@ -64,7 +65,6 @@ class Masked(SharedPassMethod):
     extendable: ClassVar[bool] = True
     routes: ClassVar[bool] = True
     streams: ClassVar[bool] = True
-    token_per_class: ClassVar[bool] = True
     needs: ClassVar[Needs] = Needs.LAYERS
     rates: ClassVar[Mapping[str, float]] = {"adamw": 1e-3, "sgd": 0.3}
 
@@ -75,10 +75,6 @@ class Masked(SharedPassMethod):
     after_norm: bool = setting(
         False, "cells join after the norm, as in other implementations", flag=False
     )
-
-    @classmethod
-    def family(cls) -> type[Method]:
-        return Masked
 
     def fitted(self, task: TaskShape) -> Method:
         needed = task.classes if task.per_pixel else 1
@@ -114,32 +110,32 @@ class Masked(SharedPassMethod):
         return [("cells per layer", f"{self.cells}{after}"), *tokens]
 
     @classmethod
-    def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> JoinedMemory:
-        places = {task.name: i for i, task in enumerate(tasks)}
-        reads: list[tuple[int, ...]] = []  # of every task, all its ancestors
-        for task in tasks:
-            own = {places[parent] for parent in task.extends}
-            own.update(i for parent in task.extends for i in reads[places[parent]])
-            reads.append(tuple(sorted(own)))
+    def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:
+        return partial(MaskedBranch, cls.memory(tasks, backbone), tasks)
+
+    @staticmethod
+    def memory(tasks: Sequence[TaskInput], backbone: ViT) -> Memory:
+        """The memory of tasks that go through a pass together, parents first."""
+        reads: dict[str, set[int]] = {}  # by task: itself and all its ancestors
         streams = []
-        for task, ancestors in zip(tasks, reads, strict=True):
+        for i, task in enumerate(tasks):
+            reads[task.name] = {i}.union(*(reads[parent] for parent in task.extends))
             assert isinstance(task.method, Masked)
-            streams.append(
-                Stream(
-                    name=task.name,
-                    token=task.tensors["class_token"],
-                    cells=task.tensors["cells"],
-                    extends=ancestors,
-                    after_norm=task.method.after_norm,
-                    adapters=find_adapters(task.tensors),
-                )
+            stream = Stream(
+                task.name,
+                task.tensors["class_token"],
+                task.tensors["cells"],
+                sorted(reads[task.name]),
+                task.method.after_norm,
+                find_adapters(task.tensors),
             )
-        return JoinedMemory(Memory(backbone, streams), tasks)
+            streams.append(stream)
+        return Memory(backbone, streams)
 
     def attention_maps(
         self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
     ) -> AttentionMaps:
-        return masked_maps(self.join(tasks, backbone).memory, self.cells, backbone, pixels)
+        return masked_maps(self.memory(tasks, backbone), self.cells, backbone, pixels)
 
 
 @dataclass(frozen=True)
@@ -166,46 +162,30 @@ class MaskedAdapter(Masked):
         return [*super().details(), ("width of its adapters", str(self.adapter_width))]
 
 
-@dataclass(frozen=True, eq=False)
-class JoinedMemory:
-    """The memory of tasks that go through a pass together."""
-
-    memory: Memory
-    tasks: Sequence[TaskInput]
-
-    def __call__(self, batch: Batch) -> Branch:
-        return MaskedBranch(self.memory, self.tasks, batch)
-
-
 class MaskedBranch(Branch):
     """The class tokens of masked tasks, which forward.py takes through the layers."""
 
     def __init__(self, memory: Memory, tasks: Sequence[TaskInput], batch: Batch) -> None:
-        self.memory = self.streams = memory
+        self.memory, self.streams = memory, [memory]
         self.tasks, self.route = tasks, batch.route
         if batch.route is not None:
             patches = (side // batch.backbone.config.patch for side in batch.size)
             tokens = batch.backbone.config.prefix + math.prod(patches)
-            self.streams = self.routed_streams = RoutedStreams(memory, batch.route, tokens)
-            self.routed, self.fast = True, self.streams.whole
-
-    def take(self, streams: Mapping[str, Tensor]) -> None:
-        self.final = torch.cat([streams[stream.name] for stream in self.memory.streams], dim=1)
+            self.streams = self.groups = routed_streams(memory, batch.route, tokens)
 
     def last_tokens(self, n: int) -> int:
         return n if any(task.per_pixel for task in self.tasks) else 0
 
     def head_inputs(self, features: Features) -> dict[str, HeadInput]:
-        assert self.final is not None
         if self.route is None:
-            found = self.memory.split(self.final)
+            found = self.memory.split(self.final[0])
         else:
-            found = self.routed_streams.split(self.final, self.route.rows)
+            found = split_routed(self.groups, self.final, self.route.rows)
         inputs = {}
         for task in self.tasks:
             if task.name in found:
                 patches = features.patches_for(task)
-                if patches is not None and self.routed:
+                if patches is not None and self.route is not None:
                     rows = features.batch.rows(task.name)
                     patches = replace(patches, tokens=patches.tokens[rows])
                 own = features.batch.backbone.norm(found[task.name])

@@ -13,7 +13,8 @@ layer has fresh ones (Figures 1-3). Who may read whom is Table 1, queries down, 
 
 It is computed in three forms, which give the same:
 
-    one class token      torch's fused attention: it may read all there is, so there is no mask
+    one class token      torch's fused attention: it may read all there is, so there is no mask;
+                         2 to 8 % less time for one image
     several, by keys     `read_by_keys`: each reads its own few tokens and cells, which no mask over
                          all of them could say without computing what is then thrown away
     from normed tokens   `Memory._attend_tokens`: a cache has no keys, and for few class tokens
@@ -28,7 +29,7 @@ forward.py runs the streams through the layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
@@ -36,7 +37,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from engram.methods.adapters import AdapterBank, Adapters, PaddedAdapters
 from engram.util.tensors import to_device
@@ -53,37 +53,29 @@ class Stream:
     name: str
     token: Tensor  # (k, D); the paper has k = 1
     cells: Tensor  # (l, m, D); m may be 0
-    extends: tuple[int, ...] = ()  # the earlier streams of the pass that it reads, all ancestors
+    reads: Sequence[int]  # streams of the pass: all its ancestors, in order, and itself, the last
     after_norm: bool = False  # the cells join behind the norm: the public re-implementations
     adapters: Adapters | None = None
 
 
-@dataclass(frozen=True)
-class KeysValues:
+class KeysValues(NamedTuple):
     """Keys and values: of the backbone at one layer, (b, h, n, d) each, if nothing else is said."""
 
     k: Tensor
     v: Tensor
 
 
-@dataclass(frozen=True)
-class Normed:
-    """The backbone's normed tokens at one layer, as from a cache."""
-
-    tokens: Tensor  # (b, n, D)
-    checkpointed: bool = False  # recomputed in the backward pass (activation checkpointing)
-
-
-#: The backbone as a task stream sees it at one layer.
-BackboneView = KeysValues | Normed
-#: Called with a layer's number and the attention weights (b, h, s, n), (b, h, s, a), (b, h, s, m),
-#: with the backbone's values (b, h, n, d), and with what the class tokens read (b, s, D).
-AttentionHook = Callable[[int, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+#: The backbone as a task stream sees it at one layer; without keys, by its normed tokens (b, n, D).
+BackboneView = KeysValues | Tensor
+#: Called at each layer with its block, the attention weights (b, h, s, …), the backbone's values
+#: (b, h, n, d), and what the class tokens read (b, s, D).
+AttentionHook = Callable[[Block, Tensor, Tensor, Tensor], None]
 
 
 class Streams(Protocol):
     """Class tokens that go through the layers: of a `Memory`, or routed by image."""
 
+    whole: bool  # they are beside all images
     bank: AdapterBank | PaddedAdapters | None
 
     def start(self, images: int) -> Tensor:
@@ -114,6 +106,7 @@ class Memory:
     parameter changes, for many passes). A `hook` is called with the attention weights of a pass.
     """
 
+    whole = True
     hook: AttentionHook | None = None
 
     def __init__(self, vit: ViT, streams: Sequence[Stream]) -> None:
@@ -122,7 +115,7 @@ class Memory:
         lengths = [len(stream.token) for stream in streams]
         self.spans = spans(lengths)
         cells = spans([stream.cells.shape[1] for stream in streams])
-        reads = [(*stream.extends, i) for i, stream in enumerate(streams)]
+        reads = [stream.reads for stream in streams]
         self.token_table, tokens_missing = _table(reads, self.spans, lengths)
         cell_table, cells_missing = _table(reads, cells, lengths)
         self.tokens_read = self._index(self.token_table)  # (s, a)
@@ -135,10 +128,10 @@ class Memory:
         self.reads_only_itself = a == 1 and s == len(streams)
         self._kept: dict[int, KeysValues] = {}  # of cells, by layer
         pairs = zip(self.spans, streams, strict=True)
-        adapted = [(span, one.adapters) for span, one in pairs if one.adapters is not None]
-        self.bank: AdapterBank | PaddedAdapters | None = (
-            AdapterBank(adapted, s) if adapted else None
-        )
+        self.adapted = [(span, one.adapters) for span, one in pairs if one.adapters is not None]
+        self.bank: AdapterBank | PaddedAdapters | None = None
+        if self.adapted:
+            self.bank = AdapterBank(self.adapted, s)
 
     def _index(self, rows: list[list[int]]) -> Tensor:
         index = torch.tensor(rows, dtype=torch.long).view(len(rows), len(rows[0]))
@@ -170,10 +163,10 @@ class Memory:
             keys, values = (F.pad(part, (0, 0, 0, 1)) for part in (keys, values))
             missing = F.pad(missing, (0, 1), value=True)
         own = self.token, self.tokens_read, missing, keys, values
-        if not adapters:
-            return MemoryTensors(*own)
-        bank = self.bank if isinstance(self.bank, AdapterBank) else AdapterBank([], s)
-        return MemoryTensors(*own, bank.padded(len(vit.layers), self.token))
+        bank = (
+            PaddedAdapters.create(self.adapted, len(vit.layers), self.token) if adapters else None
+        )
+        return MemoryTensors(*own, bank)
 
     def start(self, images: int) -> Tensor:
         return self.token.expand(images, -1, -1)
@@ -183,16 +176,14 @@ class Memory:
         pairs = zip(self.streams, self.spans, strict=True)
         return {stream.name: y[:, span.start : span.stop] for stream, span in pairs}
 
+    def join(self, tokens: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of `split`."""
+        return torch.cat([tokens[stream.name] for stream in self.streams], dim=1)
+
     def attend(self, layer: int, block: Block, normed: Tensor, backbone: BackboneView) -> Tensor:
         if isinstance(backbone, KeysValues):
             return self.attend_keys(layer, block, block.project(normed), backbone)
-        inputs = layer, block, normed, backbone.tokens
-        if not backbone.checkpointed:
-            return self._attend_tokens(*inputs)
-        read: Tensor = checkpoint(
-            self._attend_tokens, *inputs, use_reentrant=False, preserve_rng_state=False
-        )
-        return read
+        return self._attend_tokens(layer, block, normed, backbone)
 
     def attend_keys(self, layer: int, block: Block, own: QKV, backbone: KeysValues) -> Tensor:
         q, k, v = own  # (b, h, s, d)
@@ -202,8 +193,10 @@ class Memory:
             v = torch.cat([backbone.v, v, cells.v[:, 0].expand(q.shape[0], -1, -1, -1)], dim=2)
             return merge_heads(F.scaled_dot_product_attention(q, k, v))
         tokens = KeysValues(self._read(k, dim=2), self._read(v, dim=2))
-        readable = Readable(backbone, tokens, cells, "hsmd", self.missing)
-        return read_by_keys(layer, q, readable, self.hook)
+        read, weights = read_by_keys(q, backbone, tokens, cells, self.missing)
+        if self.hook is not None:
+            self.hook(block, weights, backbone.v, read)
+        return read
 
     def _attend_tokens(self, layer: int, block: Block, normed: Tensor, backbone: Tensor) -> Tensor:
         """`attend` without any key or value, from the normed tokens and cells x themselves:
@@ -253,49 +246,36 @@ class Memory:
         return x[(slice(None),) * dim + (self.tokens_read,)]
 
 
-@dataclass(frozen=True)
-class Readable:
-    """All that class tokens may read at one layer."""
+def read_by_keys(
+    q: Tensor, backbone: KeysValues, tokens: KeysValues, cells: KeysValues, missing: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Attention of class tokens with queries q (b, h, s, d), over what each of them may read.
 
-    backbone: KeysValues
-    tokens: KeysValues  # (b, h, s, a, d)
-    cells: KeysValues
-    cell_axes: str  # hsmd, or with b where each image has its own
-    missing: Tensor | None  # padding among tokens and cells, (…, s, a + m)
-
-
-def read_by_keys(layer: int, q: Tensor, of: Readable, hook: AttentionHook | None = None) -> Tensor:
-    """Attention of class tokens with queries (b, h, s, d): what they read, (b, s, D)."""
-    q = q * q.shape[-1] ** -0.5
-    to_backbone = q @ of.backbone.k.mT
-    to_tokens = (q.unsqueeze(3) * of.tokens.k).sum(-1)
-    by_row = torch.compiler.is_exporting() and of.cell_axes == "hsmd"
-    if by_row:
-        to_cells = _by_row(q, of.cells.k.mT)
-    else:
-        to_cells = torch.einsum(f"bhsd,{of.cell_axes}->bhsm", q, of.cells.k)
-    lengths = [to_backbone.shape[-1], to_tokens.shape[-1], to_cells.shape[-1]]
-    weights = _weigh(to_backbone, torch.cat([to_tokens, to_cells], dim=-1), of.missing)
-    to_backbone, to_tokens, to_cells = torch.split(weights, lengths, dim=-1)
-    read = to_backbone @ of.backbone.v + (to_tokens.unsqueeze(-1) * of.tokens.v).sum(3)
-    if by_row:
-        read = read + _by_row(to_cells, of.cells.v)
-    else:
-        read = read + torch.einsum(f"bhsm,{of.cell_axes}->bhsd", to_cells, of.cells.v)
-    read = merge_heads(read)
-    if hook is not None:
-        hook(layer, to_backbone, to_tokens, to_cells, of.backbone.v, read)
-    return read
-
-
-def _by_row(x: Tensor, y: Tensor) -> Tensor:
-    """x (b, h, s, i) and y (h, s, i, j) to (b, h, s, j), every row by itself.
-
-    So no bit of an exported graph depends on how many images there are: products of one row and of
-    several add up in another order.
+    These are the backbone, class tokens (b, h, s, a, d), and cells (h, s, m, d), or (b, s, h, m, d)
+    where each image has its own; `missing` is padding among tokens and cells, (…, s, a + m). Gives
+    what was read (b, s, D), and the weights (b, h, s, n + a + m).
     """
-    rows: Tensor = x.unsqueeze(3) @ y
-    return rows.squeeze(3)
+    q = q * q.shape[-1] ** -0.5
+    to_backbone = q @ backbone.k.mT
+    to_tokens = (q.unsqueeze(3) * tokens.k).sum(-1)
+    to_cells = _times_cells(q, cells.k.mT)
+    lengths = [to_backbone.shape[-1], to_tokens.shape[-1], to_cells.shape[-1]]
+    weights = _weigh(to_backbone, torch.cat([to_tokens, to_cells], dim=-1), missing)
+    to_backbone, to_tokens, to_cells = torch.split(weights, lengths, dim=-1)
+    read = to_backbone @ backbone.v + (to_tokens.unsqueeze(-1) * tokens.v).sum(3)
+    return merge_heads(read + _times_cells(to_cells, cells.v)), weights
+
+
+def _times_cells(x: Tensor, y: Tensor) -> Tensor:
+    """x (b, h, s, i) and y (h, s, i, j), or (b, s, h, i, j), to (b, h, s, j).
+
+    In an exported graph, every row is a product by itself, so that no bit depends on how many
+    images there are: products of one row and of several add up in another order.
+    """
+    if y.ndim == 4 and torch.compiler.is_exporting():
+        rows: Tensor = x.unsqueeze(3) @ y
+        return rows.squeeze(3)
+    return torch.einsum("bhsi,hsij->bhsj" if y.ndim == 4 else "bhsi,bshij->bhsj", x, y)
 
 
 def _weigh(backbone: Tensor, memory: Tensor, missing: Tensor | None) -> Tensor:

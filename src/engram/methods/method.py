@@ -32,8 +32,7 @@ from engram.vit import ViT
 
 if TYPE_CHECKING:
     from engram.methods.attention_maps import AttentionMaps
-    from engram.methods.memory import Streams
-    from engram.methods.readout import LayerStatistics
+    from engram.methods.memory import BackboneView, Streams
     from engram.methods.routing import Route
 
 
@@ -125,20 +124,24 @@ class Batch:
         return to_device(torch.tensor(self.route.rows[name]), self.device)
 
 
+@dataclass(frozen=True, eq=False)
+class Cached:
+    """Features of the backbone for a batch that are there, as far as they are needed."""
+
+    pooled: Tensor | None = None  # (b, D)
+    layers: Sequence[BackboneView] = ()
+    final: Tensor | None = None  # the final normed tokens (b, n, D)
+    statistics: Tensor | None = None  # all layer statistics (b, features)
+    raw: Tensor | None = None  # the last tokens before the final norm (b, n, D)
+    streams: Mapping[str, Tensor] | None = None  # those of tasks (b, k, D)
+
+
 class Features:
     """Features of the backbone once the last layer is done, each computed when first asked for."""
 
-    def __init__(
-        self,
-        batch: Batch,
-        *,
-        raw: Tensor | None = None,
-        tokens: Tensor | None = None,
-        pooled: Tensor | None = None,
-        statistics: LayerStatistics | None = None,
-    ) -> None:
-        self.batch, self.statistics = batch, statistics
-        self._raw, self._tokens, self._pooled = raw, tokens, pooled
+    def __init__(self, batch: Batch, cached: Cached) -> None:
+        self.batch, self.statistics = batch, cached.statistics
+        self._raw, self._tokens, self._pooled = cached.raw, cached.final, cached.pooled
 
     @property
     def raw(self) -> Tensor:
@@ -177,25 +180,21 @@ class Branch(ABC):
     """The tasks of one family in one pass."""
 
     #: The optional entry of class tokens that go through the layers themselves, beside a backbone
-    #: that runs alone or, outside of training and if they are `fast`, sharing its matrix products.
-    #: `final` is then set to their last tokens (b, s, D).
-    streams: Streams | None = None
-    fast = True
-    final: Tensor | None = None
+    #: that runs alone or, outside of training, shares its matrix products with them. `final` is
+    #: then set to their last tokens (b, s, D).
+    streams: Sequence[Streams] = ()
+    final: Sequence[Tensor] = ()
     #: Whether autograd records what it computes.
     trains = False
     #: The tasks whose head inputs are wanted; others are there because these extend them.
     asked: Collection[str] | None = None  # None: all
-    #: Whether the head inputs have only the rows of the images that asked, as a route says.
+    #: Whether its batch has a route: the head inputs have only rows of the images that asked then.
     routed = False
 
     @property
     def reads_layers(self) -> bool:
         """Whether `layer` has to be called."""
         return type(self).layer is not Branch.layer
-
-    def take(self, streams: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Take the last class tokens (b, k, D) of tasks by name, from a pass of another engine."""
 
     def last_tokens(self, n: int) -> int:
         """Number of the last layer's n tokens that the head inputs need, from the first on."""
@@ -233,11 +232,10 @@ class Method(ABC):
     composed: ClassVar[bool] = False
     #: An MLP in place of a linear head.
     mlp_head: ClassVar[bool] = False
-    #: In segmentation, the head reads a class token of the task's own for every class.
-    token_per_class: ClassVar[bool] = False
     #: Whether the head can answer for every pixel.
     answers_pixels: ClassVar[bool] = True
-    #: Whether its tasks have class tokens that go through the layers (`Branch.streams`).
+    #: Whether its tasks have class tokens that go through the layers (`Branch.streams`); in
+    #: segmentation one for every class, which the head reads.
     streams: ClassVar[bool] = False
     #: Whether its branches compute for each image only the tasks that `Batch.route` asks for.
     routes: ClassVar[bool] = False
@@ -254,8 +252,8 @@ class Method(ABC):
 
     @classmethod
     def family(cls) -> type[Method]:
-        """The class whose `join` takes tasks of this method."""
-        return cls
+        """The class whose tasks join together: the one that `join` is inherited from."""
+        return next((one for one in cls.__mro__ if "join" in vars(one)), cls)
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:

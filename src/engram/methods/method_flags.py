@@ -47,10 +47,7 @@ class MethodFlags:
         8, "learned queries that pool the final tokens", least=1, most=10_000, label="queries"
     )
     bank: int = setting(
-        1_000,
-        "patches in the memory bank of good images (--kind anomaly)",
-        least=1,
-        most=100_000,
+        1_000, "patches in the memory bank of good images (--kind anomaly)", least=1, most=100_000
     )
     update: str = setting(
         "fresh", "how cells pass from layer to layer (the paper's Figure 2b)", choices=UPDATES

@@ -29,7 +29,6 @@ from engram.methods.method import (
     Joined,
     Method,
     Needs,
-    Patches,
     SharedPassMethod,
     TaskInput,
     TaskShape,
@@ -84,23 +83,19 @@ class PatchBranch(Branch):
     """The patches of the layers that tasks compare, as unit vectors; once for all tasks."""
 
     def __init__(self, tasks: Sequence[TaskInput], batch: Batch) -> None:
-        self.tasks, self.batch = tasks, batch
+        self.tasks, self.prefix = tasks, batch.backbone.config.prefix
         self._layers = {_layer(task) for task in tasks}
         self._found: dict[int, Tensor] = {}
 
     def layer(self, index: int, tokens: Tensor) -> None:
         if index in self._layers:
-            patches = tokens[:, self.batch.backbone.config.prefix :]
-            self._found[index] = F.normalize(patches, dim=-1)
+            self._found[index] = F.normalize(tokens[:, self.prefix :], dim=-1)
 
     def head_inputs(self, features: Features) -> dict[str, HeadInput]:
-        size = self.batch.size
-        rows, columns = (side // self.batch.backbone.config.patch for side in size)
         found = {}
         for task in self.tasks:
             tokens = self._found[_layer(task)]
-            patches = Patches(tokens, (rows, columns), size)
-            found[task.name] = HeadInput(tokens.mean(1), patches)
+            found[task.name] = HeadInput(tokens.mean(1), replace(features.patches, tokens=tokens))
         return found
 
 

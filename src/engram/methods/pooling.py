@@ -9,7 +9,7 @@ key projections. It reads the final tokens alone, so its cache is small.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -44,7 +44,6 @@ class LearnedPooling(SharedPassMethod):
     about: ClassVar[str] = "queries that pool the final tokens + head"
     answers_pixels: ClassVar[bool] = False
     needs: ClassVar[Needs] = Needs.FINAL
-    rates: ClassVar[Mapping[str, float]] = {"adamw": 1e-3, "sgd": 0.1}
 
     queries: int = shared_setting("queries")
 
@@ -79,19 +78,12 @@ class LearnedPooling(SharedPassMethod):
 
 
 class JoinedQueries:
-    """The queries of all tasks, stacked (q, D), and their values by how much each takes in."""
+    """The queries of all tasks, stacked (q, D), and the values of each."""
 
     def __init__(self, tasks: Sequence[TaskInput]) -> None:
         width = tasks[0].tensors["queries"].shape[1]
         self.queries = torch.cat([task.tensors["queries"] for task in tasks]) * width**-0.5
-        self.counts = [len(task.tensors["queries"]) for task in tasks]
-        shapes: dict[int, list[int]] = {}
-        for i, task in enumerate(tasks):
-            shapes.setdefault(task.tensors["values"].shape[2], []).append(i)
-        self.groups = [
-            (places, torch.cat([tasks[i].tensors["values"] for i in places]))
-            for places in shapes.values()
-        ]
+        self.values = [task.tensors["values"] for task in tasks]  # (m, D, numbers) each
 
     def weights(self, tokens: Tensor) -> Tensor:
         """Attention of every query over tokens (b, n, D): (b, q, n)."""
@@ -100,14 +92,13 @@ class JoinedQueries:
 
     def __call__(self, tokens: Tensor) -> list[Tensor]:
         """The pooled vectors of each task: (b, numbers) each."""
-        read = torch.split(self.weights(tokens) @ tokens, self.counts, dim=1)  # (b, m, D) each
-        found: dict[int, Tensor] = {}
-        for places, values in self.groups:
-            rows = torch.cat([read[i] for i in places], 1).transpose(0, 1)  # (q, b, D)
-            taken = (rows @ values.to(rows)).transpose(0, 1)  # (b, q, each)
-            parts = torch.split(taken, [self.counts[i] for i in places], dim=1)
-            found.update(zip(places, (part.flatten(1) for part in parts), strict=True))
-        return [F.layer_norm(found[i], found[i].shape[1:]) for i in range(len(found))]
+        counts = [len(values) for values in self.values]
+        read = torch.split(self.weights(tokens) @ tokens, counts, dim=1)  # (b, m, D) each
+        taken = (
+            torch.einsum("bmD,mDk->bmk", own, values.to(own)).flatten(1)
+            for own, values in zip(read, self.values, strict=True)
+        )
+        return [F.layer_norm(own, own.shape[1:]) for own in taken]
 
 
 class PoolingBranch(Branch):

@@ -46,6 +46,7 @@ from engram.methods.method import (
 from engram.util.settings import setting
 from engram.util.tensors import to_device
 from engram.vit import ViT
+from engram.vit.layers import ViTConfig
 
 _SIDE = 4  # grid cells along a side of the picture
 GRID_CELLS = _SIDE**2
@@ -98,20 +99,17 @@ def statistics_per_layer(class_token: bool) -> int:
 
 
 class LayerStatistics:
-    """Layer statistics of one pass; `layer` is called with every layer's tokens.
+    """Collects the layer statistics of one pass; `layer` is called with every layer's tokens.
 
     With the weights of a `grid` (16, n), as `grid_weights` gives them, it pools those, too.
     """
 
     def __init__(self, backbone: ViT, grid: Tensor | None) -> None:
         self.config, self._grid = backbone.config, grid
-        self._grid_layers = grid_layers(backbone.config.depth)
-        self.layers: list[Tensor] = []  # (b, statistics, D) each
-        self.grids: dict[int, Tensor] = {}  # (b, 16, D) each, by layer
-        #: The pooled token (b, D), where it is not the first of the final tokens' statistics.
-        self.pooled: Tensor | None = None
         self._pool = backbone.pool if backbone.config.pooler else None
-        self._last: dict[tuple[int, bool], Tensor] = {}  # shared by tasks that read the same
+        self._pooled: list[Tensor] = []  # the pooled token, where statistics do not begin with it
+        self.layers: list[Tensor] = []  # (b, statistics, D) each
+        self._grids: list[Tensor] = []  # (b, 16, D) each
 
     @classmethod
     def from_layers(cls, layers: Sequence[Tensor], backbone: ViT, grid: Tensor) -> LayerStatistics:
@@ -119,22 +117,6 @@ class LayerStatistics:
         statistics = cls(backbone, grid)
         for index, tokens in enumerate(layers):
             statistics.layer(index, tokens)
-        return statistics
-
-    @classmethod
-    def from_rows(cls, rows: Tensor, backbone: ViT) -> LayerStatistics:
-        """Create from all statistics and grids (b, features), as `last` gives them."""
-        statistics = cls(backbone, None)
-        steps = backbone.config.depth + 1
-        per_layer = statistics_per_layer(backbone.config.class_token)
-        parts = rows.view(len(rows), -1, backbone.config.width)
-        if backbone.config.pooler:
-            statistics.pooled, parts = parts[:, 0], parts[:, 1:]
-        layers = parts[:, : steps * per_layer].reshape(len(rows), steps, per_layer, -1)
-        statistics.layers = list(layers.unbind(1))[::-1]
-        grids = torch.split(parts[:, steps * per_layer :], GRID_CELLS, dim=1)
-        statistics.grids = dict(zip(statistics._grid_layers, grids, strict=True))
-        statistics._last[steps, True] = rows
         return statistics
 
     def layer(self, index: int, tokens: Tensor) -> None:
@@ -146,29 +128,17 @@ class LayerStatistics:
         deviation = deviation * patches.shape[1] ** -0.5
         own = [tokens[:, 0]] if self.config.class_token else []
         self.layers.append(torch.stack([*own, mean, deviation], dim=1))
-        if self._grid is not None and index in self._grid_layers:
-            self.grids[index] = self._grid.to(tokens) @ tokens
+        if self._grid is not None and index in grid_layers(self.config.depth):
+            self._grids.append(self._grid.to(tokens) @ tokens)
         if self._pool is not None and index == self.config.depth:
-            self.pooled = self._pool(tokens)
-        self._last.clear()
-
-    def last(self, layers: int, grid: bool = False) -> Tensor:
-        """Statistics of the last layers, the final tokens' first: (b, layers * statistics * D).
-
-        So the first D numbers are the pooled token, and `layers=0` returns it. Grids come last.
-        """
-        if not layers:
-            return self.layers[-1][:, 0] if self.pooled is None else self.pooled
-        if (layers, grid) not in self._last:
-            found = [] if self.pooled is None else [self.pooled.unsqueeze(1)]
-            found += self.layers[: -layers - 1 : -1]
-            found += [self.grids[index] for index in self._grid_layers] if grid else []
-            self._last[layers, grid] = torch.cat(found, dim=1).flatten(1)
-        return self._last[layers, grid]
+            self._pooled.append(self._pool(tokens).unsqueeze(1))
 
     def all(self) -> Tensor:
-        """Every statistic and grid: (b, features)."""
-        return self.last(len(self.layers), grid=True)
+        """Every statistic and grid (b, features): the last layer's first, and all grids behind.
+
+        So those of the last layers are a beginning of all, and begin with the pooled token.
+        """
+        return torch.cat([*self._pooled, *self.layers[::-1], *self._grids[::-1]], dim=1).flatten(1)
 
 
 @dataclass(frozen=True)
@@ -227,7 +197,7 @@ class Readout(SharedPassMethod):
         shape = task.backbone
         return shape.width + self.projected if self.projected else self._statistics(shape)
 
-    def _statistics(self, shape: BackboneShape) -> int:
+    def _statistics(self, shape: BackboneShape | ViTConfig) -> int:
         """The numbers of the statistics that it reads, the pooled token's among them."""
         count = self.layers * statistics_per_layer(shape.class_token)
         count += grid_count(shape.depth) if self.grid else 0
@@ -252,8 +222,17 @@ class Readout(SharedPassMethod):
 
     @classmethod
     def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:
-        methods = [(task, task.method) for task in tasks if isinstance(task.method, Readout)]
-        return partial(ReadoutBranch, Projections(methods))
+        return partial(ReadoutBranch, tasks)
+
+    def read(self, task: TaskInput, features: Features) -> Tensor:
+        """The head's input (b, features): layer statistics, or what they are projected to."""
+        assert features.statistics is not None
+        seen = features.statistics[:, : self._statistics(features.batch.backbone.config)]
+        if not self.projected:
+            return seen
+        projection = task.tensors["projection"]
+        pooled, others = seen.tensor_split([seen.shape[1] - projection.shape[1]], dim=1)
+        return torch.cat([pooled, F.linear(others, projection.to(others))], dim=1)
 
 
 def stack_projections(
@@ -277,46 +256,15 @@ def stack_projections(
     return len(projection), {**mean, "projection": projection, "head.weight": weight}
 
 
-class Projections:
-    """Head inputs of tasks from layer statistics, with the projections of all of them stacked.
-
-    `tasks` are readouts, each with the settings of its readout.
-    """
-
-    def __init__(self, tasks: Sequence[tuple[TaskInput, Readout]]) -> None:
-        self._plain = {task.name: one for task, one in tasks if not one.projected}
-        stacked: dict[tuple[int, bool], list[tuple[TaskInput, Readout]]] = {}
-        for task, one in tasks:
-            if one.projected:
-                stacked.setdefault((one.layers, one.grid), []).append((task, one))
-        # By the statistics that they read: names, numbers of each task, and (all numbers, others)
-        self._stacked = {
-            seen: (
-                [task.name for task, _ in group],
-                [one.projected for _, one in group],
-                torch.cat([task.tensors["projection"] for task, _ in group]),
-            )
-            for seen, group in stacked.items()
-        }
-
-    def __call__(self, statistics: LayerStatistics) -> dict[str, Tensor]:
-        """Features (b, features) by task."""
-        found = {n: statistics.last(one.layers, one.grid) for n, one in self._plain.items()}
-        for (layers, grid), (names, sizes, projection) in self._stacked.items():
-            seen = statistics.last(layers, grid)
-            width = seen.shape[1] - projection.shape[1]
-            pooled, others = seen[:, :width], seen[:, width:]
-            parts = torch.split(F.linear(others, projection.to(others)), sizes, dim=1)
-            found |= {n: torch.cat([pooled, x], 1) for n, x in zip(names, parts, strict=True)}
-        return found
-
-
 class ReadoutBranch(Branch):
     """The statistics of the pass, as many layers as each task reads."""
 
-    def __init__(self, projections: Projections, batch: Batch) -> None:
-        self.projections = projections
+    def __init__(self, tasks: Sequence[TaskInput], batch: Batch) -> None:
+        self.tasks = tasks
 
     def head_inputs(self, features: Features) -> dict[str, HeadInput]:
-        assert features.statistics is not None
-        return {name: HeadInput(x) for name, x in self.projections(features.statistics).items()}
+        return {
+            task.name: HeadInput(task.method.read(task, features))
+            for task in self.tasks
+            if isinstance(task.method, Readout)
+        }

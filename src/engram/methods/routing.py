@@ -17,15 +17,7 @@ from torch import Tensor
 
 from engram.errors import EngramError
 from engram.methods.adapters import AdapterBank, PaddedAdapters
-from engram.methods.memory import (
-    QKV,
-    BackboneView,
-    KeysValues,
-    Memory,
-    Readable,
-    read_by_keys,
-    spans,
-)
+from engram.methods.memory import QKV, BackboneView, KeysValues, Memory, read_by_keys, spans
 from engram.util.tensors import to_device
 from engram.vit.layers import Block
 
@@ -98,93 +90,45 @@ def buckets(slots: Sequence[int], tokens: int) -> list[list[int]]:
     return [groups[size] for size in sorted(groups)]
 
 
-class RoutedStreams:
-    """The class tokens that each image asks for, in groups of images with as many slots.
+def routed_streams(memory: Memory, route: Route, tokens: int) -> list[RoutedStreams]:
+    """The class tokens that images ask for, in groups of images that need about as many.
 
-    Tokens are (b, s, D) where all images are in one group. Else they are (1, all slots, D), so that
-    the layers' products run once for all, and no slot of a group is empty for the others.
+    The memory has all the streams that images ask for, and maybe more; `tokens` are the backbone's
+    of an image.
+    """
+    at = {stream.name: i for i, stream in enumerate(memory.streams)}
+    needed = [
+        sorted({i for name in names for i in memory.streams[at[name]].reads})
+        for names in route.only(at.__contains__)
+    ]
+    slots = [sum(len(memory.spans[i]) for i in own) for own in needed]
+    return [
+        RoutedStreams(memory, {image: needed[image] for image in images}, len(needed))
+        for images in buckets(slots, tokens)
+    ]
+
+
+class RoutedStreams:
+    """The class tokens (b, s, D) of some images, each of which has its own.
 
     Args:
-        memory: All the streams that images ask for, and maybe more.
-        route: What they ask for.
-        tokens: The backbone's tokens of an image.
+        memory: All the streams that images ask for.
+        needed: The streams of each image that is here.
+        batch: How many images there are in all.
     """
 
-    def __init__(self, memory: Memory, route: Route, tokens: int) -> None:
-        at = {stream.name: i for i, stream in enumerate(memory.streams)}
-        self._slots: list[dict[str, range]] = []  # of every image, by stream
-        for names in route.only(at.__contains__):
-            own = {i for name in names for i in (*memory.streams[at[name]].extends, at[name])}
-            places = spans([len(memory.spans[i]) for i in sorted(own)])
-            streams = (memory.streams[i].name for i in sorted(own))
-            self._slots.append(dict(zip(streams, places, strict=True)))
-        used = [sum(map(len, own.values())) for own in self._slots]
-        self._groups = []
-        self._first: dict[int, int] = {}  # by image: its first slot, of all slots in one row
-        end = 0
-        for images in buckets(used, tokens):
-            rows = [
-                [row for name in self._slots[i] for row in memory.spans[at[name]]] for i in images
-            ]
-            self._groups.append(_RoutedGroup(memory, images, rows, len(used)))
-            for image in images:
-                self._first[image], end = end, end + self._groups[-1].count
-        self.whole = len(self._groups[0].images) == len(used)
-        self._lengths = [len(group.images) * group.count for group in self._groups]
-        adapters = {one.name: one.adapters for one in memory.streams if one.adapters is not None}
-        found: dict[str, list[int]] = {}
-        for image, first in self._first.items():
-            for name, place in self._slots[image].items():
-                if name in adapters:
-                    found.setdefault(name, []).extend(first + slot for slot in place)
-        members = [(rows, adapters[name]) for name, rows in found.items()]
-        self.bank: AdapterBank | PaddedAdapters | None = None
-        if members:
-            self.bank = AdapterBank(members, end, routed=True)
-
-    def start(self, images: int) -> Tensor:
-        if self.whole:
-            return self._groups[0].tokens
-        return torch.cat([group.tokens.flatten(0, 1) for group in self._groups])[None]
-
-    def attend(self, layer: int, block: Block, normed: Tensor, backbone: BackboneView) -> Tensor:
-        assert isinstance(backbone, KeysValues)
-        if self.whole:
-            return self.attend_keys(layer, block, block.project(normed), backbone)
-        parts = (torch.split(x[0], self._lengths, 1) for x in block.project(normed))
-        read = []
-        for group, own in zip(self._groups, zip(*parts, strict=True), strict=True):
-            shape = (block.heads, len(group.images), group.count, -1)
-            q, k, v = (x.reshape(shape).transpose(0, 1) for x in own)  # (b, h, s, d)
-            read.append(group.attend_keys(layer, block, (q, k, v), group.select(backbone)))
-        return torch.cat([one.flatten(0, 1) for one in read])[None]
-
-    def attend_keys(self, layer: int, block: Block, own: QKV, backbone: KeysValues) -> Tensor:
-        return self._groups[0].attend_keys(layer, block, own, backbone)
-
-    def split(self, y: Tensor, rows: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-        """The last tokens by task: of the images that asked, their `rows`, (rows, k, D)."""
-        tokens, found = y.flatten(0, 1), {}
-        for name, images in rows.items():
-            if images and name in self._slots[images[0]]:
-                pairs = [(self._first[image], self._slots[image][name]) for image in images]
-                index = torch.tensor([[first + slot for slot in own] for first, own in pairs])
-                found[name] = tokens[to_device(index, y.device)]
-        return found
-
-
-class _RoutedGroup:
-    """Images with the same number of slots, each with its own class tokens."""
-
-    def __init__(
-        self, memory: Memory, images: list[int], rows: list[list[int]], batch: int
-    ) -> None:
-        """`rows` are the class tokens of each image in the memory; `batch` counts all images."""
-        self.memory, self.images = memory, images
+    def __init__(self, memory: Memory, needed: Mapping[int, Sequence[int]], batch: int) -> None:
+        self.memory, self.whole = memory, len(needed) == batch
+        self.slots: dict[int, dict[str, range]] = {}  # of every image, by stream
+        for image, streams in needed.items():
+            names = (memory.streams[i].name for i in streams)
+            places = spans([len(memory.spans[i]) for i in streams])
+            self.slots[image] = dict(zip(names, places, strict=True))
+        rows = [[row for i in own for row in memory.spans[i]] for own in needed.values()]
         self.count = max(map(len, rows))
+        self._images = self._index([*needed])
         self._table = self._index([own + [0] * (self.count - len(own)) for own in rows])  # (b, s)
-        self.tokens = memory.token[self._table]  # what is read in an empty slot goes nowhere
-        self._select = None if len(images) == batch else self._index(images)
+        self._tokens = memory.token[self._table]  # what is read in an empty slot goes nowhere
         self._reads: Tensor | None = None  # the slots that each one reads, (b, s, a)
         if not memory.reads_only_itself:
             reads = []
@@ -195,22 +139,34 @@ class _RoutedGroup:
             self._reads = self._index(reads)
         missing = memory.missing  # to (b, 1, s, a + m)
         self._missing = None if missing is None else missing[self._table].unsqueeze(1)
+        adapters = {one.name: one.adapters for one in memory.streams if one.adapters is not None}
+        found: dict[str, list[int]] = {name: [] for name in adapters}
+        for i, slots in enumerate(self.slots.values()):
+            for name in slots.keys() & adapters.keys():
+                found[name] += [i * self.count + slot for slot in slots[name]]
+        members = [(places, adapters[name]) for name, places in found.items() if places]
+        self.bank: AdapterBank | PaddedAdapters | None = None
+        if members:
+            self.bank = AdapterBank(members, len(rows) * self.count, routed=True)
 
     def _index(self, rows: object) -> Tensor:
         return to_device(torch.tensor(rows), self.memory.token.device)
 
-    def select(self, backbone: KeysValues) -> KeysValues:
-        """The backbone of the images that are here."""
-        if self._select is None:
-            return backbone
-        return KeysValues(backbone.k[self._select], backbone.v[self._select])
+    def start(self, images: int) -> Tensor:
+        return self._tokens
+
+    def attend(self, layer: int, block: Block, normed: Tensor, backbone: BackboneView) -> Tensor:
+        assert isinstance(backbone, KeysValues)
+        if not self.whole:
+            backbone = KeysValues(*(x[self._images] for x in backbone))
+        return self.attend_keys(layer, block, block.project(normed), backbone)
 
     def attend_keys(self, layer: int, block: Block, own: QKV, backbone: KeysValues) -> Tensor:
         q, k, v = own
         cells = self.memory.keys_values(layer, block)
-        cells = KeysValues(*(x.transpose(0, 1)[self._table] for x in (cells.k, cells.v)))
+        cells = KeysValues(*(x.transpose(0, 1)[self._table] for x in cells))
         tokens = KeysValues(self._read(k), self._read(v))
-        return read_by_keys(layer, q, Readable(backbone, tokens, cells, "bshmd", self._missing))
+        return read_by_keys(q, backbone, tokens, cells, self._missing)[0]
 
     def _read(self, x: Tensor) -> Tensor:
         """Gather the slots that each slot of an image reads: (b, h, s, d) -> (b, h, s, a, d)."""
@@ -218,3 +174,21 @@ class _RoutedGroup:
             return x.unsqueeze(3)
         at = self._reads.flatten(1)[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
         return x.gather(2, at).view(*x.shape[:2], *self._reads.shape[1:], -1)
+
+
+def split_routed(
+    groups: Sequence[RoutedStreams], tokens: Sequence[Tensor], rows: Mapping[str, Sequence[int]]
+) -> dict[str, Tensor]:
+    """The last tokens (b, s, D) of groups by task: of the images that asked, (rows, k, D)."""
+    places: dict[int, dict[str, list[int]]] = {}  # by image and task, of the slots of all groups
+    first = 0
+    for group in groups:
+        for image, slots in group.slots.items():
+            places[image] = {n: [first + slot for slot in own] for n, own in slots.items()}
+            first += group.count
+    every, found = torch.cat([one.flatten(0, 1) for one in tokens]), {}
+    for name, images in rows.items():
+        if images and name in places.get(images[0], ()):
+            index = torch.tensor([places[image][name] for image in images])
+            found[name] = every[to_device(index, every.device)]
+    return found

@@ -21,16 +21,17 @@ A task that extends others takes in their vectors, as they were before the layer
 
 Axes, beside those of method.py, with one step more than layers:
 
-    r rank   m cells   p parents   c images that one task is computed for
+    r rank   m cells
 
-The tasks of a pass share each product: no loop over tasks. In a routed pass a task is computed only
-for the images that asked for it, or for one that extends it; b is c then.
+The tasks of a pass share each product: no loop over tasks. A routed pass computes pairs of a task
+and an image that asked for it, or for a task that extends it: h is (pairs, 1, n, r) then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -39,6 +40,8 @@ from torch import Tensor
 
 from engram.errors import EngramError
 from engram.methods.attention_maps import AttentionMaps, pooling_maps
+from engram.methods.forward import run
+from engram.methods.memory import spans
 from engram.methods.method import (
     Batch,
     Branch,
@@ -53,8 +56,7 @@ from engram.methods.method import (
     TaskShape,
 )
 from engram.methods.method_flags import shared_setting
-from engram.methods.readout import GRID_CELLS, Projections, Readout, grid_weights, stack_projections
-from engram.methods.routing import Route
+from engram.methods.readout import GRID_CELLS, Readout, grid_weights, stack_projections
 from engram.util.tensors import to_device
 from engram.vit import ViT
 
@@ -78,10 +80,6 @@ class Side(SharedPassMethod):
 
     cells: int = shared_setting("cells")
     rank: int = shared_setting("rank")
-
-    @classmethod
-    def family(cls) -> type[Method]:
-        return Side
 
     def check_parent(self, parent: Method) -> None:
         super().check_parent(parent)
@@ -125,7 +123,7 @@ class Side(SharedPassMethod):
 
     @classmethod
     def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:
-        return SideNetworks(tasks)
+        return partial(SideBranch, tasks, _groups(tasks))
 
     def attention_maps(
         self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
@@ -133,10 +131,9 @@ class Side(SharedPassMethod):
         """Maps of the pooling queries; in segmentation, of the backbone's class token."""
         if task.per_pixel:
             return super().attention_maps(tasks, task, backbone, pixels)
-        size = (pixels.shape[-2], pixels.shape[-1])
-        branch = SideNetworks(tasks)(Batch(backbone, size, pixels.device))
-        raw = backbone.encode(backbone.embed(pixels), size, branch.layer)
-        branch.layer(backbone.config.depth, backbone.norm(raw))
+        batch = Batch(backbone, (pixels.shape[-2], pixels.shape[-1]), pixels.device)
+        branch = SideBranch(tasks, _groups(tasks), batch)
+        run(batch, backbone.embed(pixels), [branch], None)
         return pooling_maps(branch.pooling(task.name), branch.vectors(task.name), backbone, pixels)
 
 
@@ -218,46 +215,42 @@ class _SideGroup:
         self.queries: Tensor | None = None
         if "side.queries" in tasks[0].tensors:
             self.queries = stacked("queries", 0).mT * self.rank**-0.5  # (t, r, queries)
-        # Who extends whom: places of the children, the pairs' maps of every step (pairs, r, r).
-        self.pairs: list[tuple[str, str]] = []  # child and parent
-        children: list[int] = []
-        maps: list[Tensor] = []
-        for i, task in enumerate(tasks):
-            for j, parent in enumerate(task.extends):
-                children.append(i)
-                self.pairs.append((task.name, parent))
-                maps.append(task.tensors["side.parents"][j])
-        if maps:
-            self.children = to_device(torch.tensor(children), maps[0].device)
-            self.parents = torch.stack(maps, 1).unbind()
+        #: Who extends whom: child and parent, and the maps of every step (extensions, r, r).
+        self.extensions = [(task.name, parent) for task in tasks for parent in task.extends]
+        maps = [one for task in tasks for one in task.tensors.get("side.parents", ())]
+        self.parents = torch.stack(maps, 1).unbind() if maps else ()
+        children = [self.names.index(child) for child, _ in self.extensions]
+        self.children = to_device(torch.tensor(children, dtype=torch.long), project.device)
 
     def step(
-        self, step: int, h: Tensor, x: Tensor, inherited: Tensor | None, images: Tensor | None
+        self, step: int, h: Tensor, x: Tensor, inherited: Tensor | None, route: _GroupRoute | None
     ) -> Tensor:
-        """One step of h (t, b, n, r) beside the backbone's normed tokens x (b, n, D).
-
-        With `images` (t, c), each task has its own of these images.
-        """
+        """One step of h (t, b, n, r) beside the backbone's normed tokens x (b, n, D)."""
         t, b, n, r = h.shape
-        if images is None:
+        if route is None:
             h = h + (x @ self.project[step]).view(b, n, t, r).permute(2, 0, 1, 3)
         else:
-            project = self.project[step].view(-1, t, r).transpose(0, 1)
-            h = h + (x[images].flatten(1, 2) @ project).view_as(h)
+            project = self.project[step].view(-1, len(self.names), r).transpose(0, 1)
+            h = h + (x[route.images] @ project[route.tasks]).unsqueeze(1)
         if inherited is not None:
             h = h + inherited
         few = t  # a training step keeps everything, and a traced graph has no chunks
         if h.is_cpu and not h.requires_grad and not torch.compiler.is_compiling():
-            few = max(_CHUNK // h[0].numel(), 1)
+            few = max(_CHUNK // (b * n * r), 1)
+        tasks = None if route is None else route.tasks
         if few >= t:
-            return self._attend_and_mlp(step, h)
+            return self._attend_and_mlp(step, h, tasks)
         # Few tasks at a time, so that a processor's cache holds what is made of them on the way.
         chunks = [slice(i, i + few) for i in range(0, t, few)]
-        return torch.cat([self._attend_and_mlp(step, h[chunk], chunk) for chunk in chunks])
+        done = [
+            self._attend_and_mlp(step, h[chunk], chunk if tasks is None else tasks[chunk])
+            for chunk in chunks
+        ]
+        return torch.cat(done)
 
-    def _attend_and_mlp(self, step: int, h: Tensor, chunk: slice | None = None) -> Tensor:
+    def _attend_and_mlp(self, step: int, h: Tensor, tasks: slice | Tensor | None) -> Tensor:
         def weights(maps: Sequence[Tensor]) -> Tensor:
-            return maps[step] if chunk is None else maps[step][chunk]
+            return maps[step] if tasks is None else maps[step][tasks]
 
         h = h + self._attend(_norm(h), *map(weights, (self.qk, self.vo, self.keys, self.values)))
         hidden = F.gelu(_norm(h).flatten(1, 2) @ weights(self.up))
@@ -277,15 +270,16 @@ class _SideGroup:
         read = (weights[:, 1:].mT @ values).view_as(y)
         return read + weights[:, 0].view(t, b, n, 1) * value
 
-    def pooling(self, h: Tensor) -> Tensor:
+    def pooling(self, h: Tensor, route: _GroupRoute | None) -> Tensor:
         """The weight of every vector of h (t, b, n, r) in each query: (t, b, queries, n)."""
         assert self.queries is not None
-        weights: Tensor = (h @ self.queries.unsqueeze(1)).softmax(2)
+        queries = self.queries if route is None else self.queries[route.tasks]
+        weights: Tensor = (h @ queries.unsqueeze(1)).softmax(2)
         return weights.mT
 
-    def pool(self, h: Tensor, grid: Tensor) -> Tensor:
+    def pool(self, h: Tensor, grid: Tensor, route: _GroupRoute | None) -> Tensor:
         """The head's features of h (t, b, n, r), with a grid (16, n): (t, b, 24 r)."""
-        pooled = _norm((self.pooling(h) @ h).flatten(2))
+        pooled = _norm((self.pooling(h, route) @ h).flatten(2))
         return torch.cat([pooled, _GRID_SCALE * _norm((grid.to(h) @ h).flatten(2))], dim=2)
 
 
@@ -293,149 +287,146 @@ def _norm(h: Tensor) -> Tensor:
     return F.layer_norm(h, h.shape[-1:])
 
 
-class SideNetworks:
-    """The side networks of a pass, parents before children, in groups of one shape."""
+def _groups(tasks: Sequence[TaskInput]) -> list[_SideGroup]:
+    """Tasks in groups of one shape."""
+    shapes: dict[object, list[TaskInput]] = {}
+    for task in tasks:
+        shape = (*task.tensors["cells"].shape[1:], "side.queries" in task.tensors)
+        shapes.setdefault(shape, []).append(task)
+    return [
+        _SideGroup(alike[i : i + _GROUP])
+        for alike in shapes.values()
+        for i in range(0, len(alike), _GROUP)
+    ]
 
-    def __init__(self, tasks: Sequence[TaskInput]) -> None:
-        self.tasks = tasks
-        shapes: dict[object, list[TaskInput]] = {}
-        for task in tasks:
-            shape = (*task.tensors["cells"].shape[1:], "side.queries" in task.tensors)
-            shapes.setdefault(shape, []).append(task)
-        both = [(t, t.method.readout) for t in tasks if isinstance(t.method, SideReadout)]
-        self.projections = Projections(both) if both else None
-        self.groups = [
-            _SideGroup(alike[i : i + _GROUP])
-            for alike in shapes.values()
-            for i in range(0, len(alike), _GROUP)
+
+class _GroupRoute:
+    """The pairs of a task of a group and an image that a routed pass computes, task by task.
+
+    `images` are those that each task is computed for, for itself or for its children, and `asked`
+    those that asked for it.
+    """
+
+    def __init__(
+        self,
+        group: _SideGroup,
+        images: Mapping[str, Sequence[int]],
+        asked: Mapping[str, Sequence[int]],
+    ) -> None:
+        device = group.project[0].device
+
+        def index(numbers: Iterable[int]) -> Tensor:
+            return to_device(torch.tensor([*numbers], dtype=torch.long), device)
+
+        names = group.names
+        rows = dict(zip(names, spans([len(images[name]) for name in names]), strict=True))
+        self.rows = {name: slice(own.start, own.stop) for name, own in rows.items()}
+        self.tasks = index(i for i, name in enumerate(names) for _ in images[name])
+        self.images = index(image for name in names for image in images[name])
+        #: By task: the pairs, among its own, of the images that asked.
+        self.asked = {n: index(map(images[n].index, asked[n])) for n in names if n in asked}
+        inherits = [(i, *pair) for i, pair in enumerate(group.extensions) if images[pair[0]]]
+        #: Parents, and where each has the child's images among its own pairs.
+        self.parents = [
+            (parent, index(map(images[parent].index, images[child])))
+            for _, child, parent in inherits
         ]
-
-    def __call__(self, batch: Batch) -> SideBranch:
-        if batch.route is None:
-            return SideBranch(self, batch)
-        wanted = {name for name, images in batch.route.rows.items() if images}
-        for task in reversed(self.tasks):
-            if task.name in wanted:
-                wanted.update(task.extends)
-        asked = [task for task in self.tasks if task.name in wanted]
-        return SideBranch(self if len(asked) == len(self.tasks) else SideNetworks(asked), batch)
-
-
-class _RouteIndex:
-    """Indices of the images of a routed pass."""
-
-    def __init__(self, networks: SideNetworks, route: Route) -> None:
-        device = networks.groups[0].project[0].device
-        parents = {task.name: task.extends for task in networks.tasks}
-
-        def index(places: object) -> Tensor:
-            return to_device(torch.tensor(places), device)
-
-        # By task, the images that it is computed for: those of its children, too.
-        computed: dict[str, dict[int, int]] = {name: {} for name in parents}
-        for name in reversed(list(parents)):
-            wanted = {*computed[name], *route.rows.get(name, ())}
-            computed[name] = {image: i for i, image in enumerate(sorted(wanted))}
-            for parent in parents[name]:
-                computed[parent].update(dict.fromkeys(wanted, 0))
-        tables: dict[str, list[int]] = {}  # the last image again where a task has fewer
-        for group in networks.groups:
-            most = max(len(computed[name]) for name in group.names)
-            for name in group.names:
-                own = list(computed[name])
-                tables[name] = own + own[-1:] * (most - len(own))
-        #: By group: the images of its tasks, (t, c).
-        self.images = [index([tables[name] for name in group.names]) for group in networks.groups]
-        #: By group, for every child and parent: where the parent has the child's images, (c).
-        self.in_parent = [
-            [index([computed[parent][i] for i in tables[child]]) for child, parent in group.pairs]
-            for group in networks.groups
-        ]
-        self.asked = {
-            name: index([computed[name][i] for i in images])
-            for name, images in route.rows.items()
-            if name in computed
-        }
+        #: Of all these, one after the other: the child's pairs, and which extension it is.
+        self.children = index(row for _, child, _ in inherits for row in rows[child])
+        self.extensions = index(i for i, child, _ in inherits for _ in images[child])
 
 
 class SideBranch(Branch):
     """The vectors of all side tasks in one pass."""
 
-    def __init__(self, networks: SideNetworks, batch: Batch) -> None:
-        self.tasks, self.groups = networks.tasks, networks.groups
-        self.projections = networks.projections
+    def __init__(
+        self, tasks: Sequence[TaskInput], groups: Sequence[_SideGroup], batch: Batch
+    ) -> None:
+        self.tasks, self.groups = tasks, groups
+        self.routes: Sequence[_GroupRoute | None] = [None] * len(groups)
+        if batch.route is not None:
+            asked = batch.route.rows
+            wanted = {task.name: {*asked.get(task.name, ())} for task in tasks}
+            for task in reversed(tasks):
+                for parent in task.extends:
+                    wanted[parent] |= wanted[task.name]
+            images = {name: sorted(own) for name, own in wanted.items()}
+            self.groups = [one for one in groups if any(images[name] for name in one.names)]
+            self.routes = [_GroupRoute(group, images, asked) for group in self.groups]
         self.grid = grid_weights(batch.backbone, batch.size, batch.device)
-        self.index = None if batch.route is None else _RouteIndex(networks, batch.route)
-        self.routed = batch.route is not None
         self.h: list[Tensor] = []  # by group: (t, b, n, r)
         self._places = {
-            name: (g, i)
-            for g, group in enumerate(self.groups)
-            for i, name in enumerate(group.names)
+            name: (g, i) for g, one in enumerate(self.groups) for i, name in enumerate(one.names)
         }
 
     def layer(self, index: int, tokens: Tensor) -> None:
         b, n, _ = tokens.shape
-        images = [None] * len(self.groups) if self.index is None else self.index.images
+        pairs = list(zip(self.groups, self.routes, strict=True))
         if not index:
-            counts = [b if own is None else own.shape[1] for own in images]
+            shapes = [(len(g.names), b) if r is None else (len(r.tasks), 1) for g, r in pairs]
+            ranks = [group.rank for group in self.groups]
             self.h = [
-                tokens.new_zeros(len(group.names), count, n, group.rank)
-                for group, count in zip(self.groups, counts, strict=True)
+                tokens.new_zeros(*shape, n, rank) for shape, rank in zip(shapes, ranks, strict=True)
             ]
         inherited = [self._inherited(g, index) for g in range(len(self.groups))]
         self.h = [
-            group.step(index, h, tokens, more, own)
-            for group, h, more, own in zip(self.groups, self.h, inherited, images, strict=True)
+            group.step(index, h, tokens, more, route)
+            for (group, route), h, more in zip(pairs, self.h, inherited, strict=True)
         ]
 
     def _inherited(self, g: int, step: int) -> Tensor | None:
         """Parents' vectors, mapped for the tasks of a group: (t, b, n, r)."""
-        group = self.groups[g]
-        if not group.pairs or not step:  # the first vectors are zero
-            return None
-        parents = [self.vectors(parent) for _, parent in group.pairs]
-        if self.index is not None:
-            places = self.index.in_parent[g]
-            parents = [rows[images] for rows, images in zip(parents, places, strict=True)]
-        rows = torch.stack(parents)  # (pairs, b, n, r)
-        read = (rows.flatten(1, 2) @ group.parents[step]).view_as(rows)
-        own = self.h[g]
-        return torch.zeros_like(own).index_add(0, group.children, read.to(own.dtype))
+        group, route, h = self.groups[g], self.routes[g], self.h[g]
+        if not (group.extensions if route is None else route.parents) or not step:
+            return None  # the first vectors are zero
+        if route is None:
+            rows = torch.stack([self.vectors(parent) for _, parent in group.extensions])
+            maps, children = group.parents[step], group.children
+        else:
+            own = [self.vectors(parent)[pairs] for parent, pairs in route.parents]
+            rows, maps = torch.cat(own).unsqueeze(1), group.parents[step][route.extensions]
+            children = route.children
+        read = (rows.flatten(1, 2) @ maps).view_as(rows)
+        return torch.zeros_like(h).index_add(0, children, read.to(h.dtype))
+
+    def _own(self, name: str, parts: Sequence[Tensor]) -> Tensor:
+        """One task's part of what its group has: (b, …)."""
+        g, i = self._places[name]
+        route = self.routes[g]
+        return parts[g][i] if route is None else parts[g][route.rows[name], 0]
 
     def vectors(self, name: str) -> Tensor:
         """The vectors of one task: (b, n, r)."""
-        group, place = self._places[name]
-        return self.h[group][place]
+        return self._own(name, self.h)
 
     def pooling(self, name: str) -> Tensor:
         """The weights by which one task pools its vectors at the end: (b, queries, n)."""
         group, place = self._places[name]
-        return self.groups[group].pooling(self.h[group])[place]
+        return self.groups[group].pooling(self.h[group], None)[place]
 
     def head_inputs(self, features: Features) -> dict[str, HeadInput]:
-        pooled: dict[str, Tensor] = {}
-        for group, h in zip(self.groups, self.h, strict=True):
-            if group.queries is not None:
-                pooled.update(zip(group.names, group.pool(h, self.grid), strict=True))
-        read: dict[str, Tensor] = {}
-        if self.projections is not None and features.statistics is not None:  # else none is asked
-            read = self.projections(features.statistics)
+        pooled = [
+            h if group.queries is None else group.pool(h, self.grid, route)
+            for group, h, route in zip(self.groups, self.h, self.routes, strict=True)
+        ]
         inputs = {}
         for task in self.tasks:
             if self.asked is not None and task.name not in self.asked:
                 continue  # computed for a child alone
             rows: slice | Tensor = slice(None)  # of the images that asked: in the batch,
             own: slice | Tensor = slice(None)  # and among those that it was computed for
-            if self.index is not None:
-                rows, own = features.batch.rows(task.name), self.index.asked[task.name]
-            seen = read.get(task.name, features.pooled)
+            route = self.routes[self._places[task.name][0]]
+            if route is not None:
+                rows, own = features.batch.rows(task.name), route.asked[task.name]
+            seen = features.pooled
+            if isinstance(task.method, SideReadout):
+                seen = task.method.readout.read(task, features)
             if task.per_pixel:
                 patches = features.patches
                 vectors = _norm(self.vectors(task.name)[own])[:, -patches.tokens.shape[1] :]
                 tokens = torch.cat([patches.tokens[rows], vectors], dim=-1)
                 inputs[task.name] = HeadInput(seen[rows], replace(patches, tokens=tokens))
-                continue
-            own_features = torch.cat([seen[rows], pooled[task.name][own]], dim=-1)
-            inputs[task.name] = HeadInput(own_features)
+            else:
+                numbers = self._own(task.name, pooled)[own]
+                inputs[task.name] = HeadInput(torch.cat([seen[rows], numbers], dim=-1))
         return inputs

@@ -22,11 +22,11 @@ from engram.errors import EngramError, Notice
 from engram.images.preprocessing import Preprocessing
 from engram.methods import create_method
 from engram.methods.attention_maps import AttentionMaps
-from engram.methods.forward import Cached
-from engram.methods.method import HeadInput, Joined
+from engram.methods.method import Cached
 from engram.methods.method_flags import DEFAULT_REGIME
 from engram.methods.routing import Entry, Route
 from engram.model.passes import (
+    HeadInputs,
     JoinCache,
     head_inputs,
     head_inputs_from_cache,
@@ -69,7 +69,7 @@ class MemoryViT(nn.Module):
         self.backbone = backbone.requires_grad_(False)
         self.registry = TaskRegistry(unmasked)
         self._base = (BaseTask(backbone),)  # in a tuple: it is no submodule, and has no parameters
-        self._joined = JoinCache()
+        self.joined = JoinCache()
         #: Metrics, recipe and origin of tasks as they were attached or saved, with their content.
         self._records: dict[str, tuple[str, dict[str, Any]]] = {}
 
@@ -329,7 +329,7 @@ class MemoryViT(nn.Module):
             del self._modules[name]
         for name, task in self.registry.items():
             self.add_module(module_name(name), task)
-        self._joined.clear(len(self.registry))
+        self.joined.clear(len(self.registry))
 
     # State dicts
 
@@ -398,8 +398,7 @@ class MemoryViT(nn.Module):
             >>> logits["flowers"].shape, logits["base"].shape
             (torch.Size([2, 2]), torch.Size([1, 10]))
         """
-        inputs, rows = self._inputs(self.output_names, pixels, tasks, exact, route)
-        return _select(self._outputs(inputs), rows)
+        return self._inputs(self.output_names, pixels, tasks, exact, route).outputs()
 
     def rows(self, route: Sequence[Entry]) -> dict[str, list[int]]:
         """The images that ask for each task of a route: the rows of its answers.
@@ -444,8 +443,7 @@ class MemoryViT(nn.Module):
             >>> vectors["base"].shape, vectors["flowers"].shape
             (torch.Size([4, 192]), torch.Size([4, 192]))
         """
-        inputs, rows = self._inputs(self.embedding_names, pixels, tasks, exact, route)
-        return _select(self._vectors(inputs), rows)
+        return self._inputs(self.embedding_names, pixels, tasks, exact, route).vectors()
 
     def with_familiarity(
         self,
@@ -469,18 +467,18 @@ class MemoryViT(nn.Module):
             >>> outputs["flowers"].shape
             torch.Size([4, 2])
         """
-        inputs, rows = self._inputs(self.output_names, pixels, tasks, exact, route)
-        outputs, familiarity = self._with_familiarity(inputs)
-        return _select(outputs, rows), _select(familiarity, rows)
+        inputs = self._inputs(self.output_names, pixels, tasks, exact, route)
+        return inputs.outputs(), inputs.familiarity()
 
     def with_base(
         self, pixels: Tensor, tasks: Sequence[str], exact: bool = False
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
         """`with_familiarity`, and the backbone's own vectors (images, width), in one pass."""
         base = self._base[0].spec.name
-        inputs = head_inputs(self, list(dict.fromkeys([base, *tasks])), pixels, exact)
-        own = {name: inputs[name] for name in tasks}
-        return *self._with_familiarity(own), self._vectors({base: inputs[base]})[base]
+        found = head_inputs(self, list(dict.fromkeys([base, *tasks])), pixels, exact)
+        own = HeadInputs(self, {name: found[name] for name in tasks})
+        vectors = HeadInputs(self, {base: found[base]}).vectors()
+        return own.outputs(), own.familiarity(), vectors[base]
 
     def attention(self, pixels: Tensor, task: str, method: str = "contribution") -> Tensor:
         """Maps of what a task reads of every patch, layer by layer.
@@ -554,14 +552,13 @@ class MemoryViT(nn.Module):
         tasks: Sequence[str] | None,
         exact: bool,
         route: Sequence[Entry] | None,
-    ) -> tuple[dict[str, HeadInput], Mapping[str, Sequence[int]] | None]:
-        """Head inputs by task, and which rows of what the heads make of them are asked for.
+    ) -> HeadInputs:
+        """Head inputs by task.
 
-        None: all. `exact` computes a route for all images: the last bits depend on how many share a
-        product.
+        `exact` computes a route for all images: the last bits depend on how many share a product.
         """
         if route is None:
-            return head_inputs(self, known(tasks), pixels, exact), None
+            return HeadInputs(self, head_inputs(self, known(tasks), pixels, exact))
         asked = Route(route, known(tasks or ()))
         names = known(list(asked.rows))
         for name in names:
@@ -571,58 +568,18 @@ class MemoryViT(nn.Module):
                     "backbone's own tokens, so it cannot be in a route; ask for it without one."
                 )
         if not exact:
-            return head_inputs(self, names, pixels, route=asked), None
-        inputs = head_inputs(self, names, pixels, exact)
+            return HeadInputs(self, head_inputs(self, names, pixels, route=asked))
         asked.check(len(pixels))
-        return inputs, asked.rows
+        return HeadInputs(self, head_inputs(self, names, pixels, exact), asked.rows)
 
     def from_cache(
         self, cached: Cached, tasks: Sequence[str], size: tuple[int, int] | None = None
-    ) -> dict[str, Tensor]:
-        """Outputs of tasks that leave the backbone unchanged, from features of it that are there.
+    ) -> HeadInputs:
+        """Head inputs of tasks that leave the backbone unchanged, from features that are there.
 
         `size` is the (height, width) of the images, if not that of the preprocessing.
         """
-        return self._outputs(head_inputs_from_cache(self, tasks, cached, size))
-
-    def embed_from_cache(
-        self, cached: Cached, tasks: Sequence[str], size: tuple[int, int] | None = None
-    ) -> Vectors:
-        """`embed` from what a cache kept of the backbone."""
-        return self._vectors(head_inputs_from_cache(self, tasks, cached, size))
-
-    def with_familiarity_from_cache(
-        self, cached: Cached, tasks: Sequence[str], size: tuple[int, int] | None = None
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """`with_familiarity` from features of the backbone that are there."""
-        return self._with_familiarity(head_inputs_from_cache(self, tasks, cached, size))
-
-    def _outputs(self, inputs: Mapping[str, HeadInput]) -> dict[str, Tensor]:
-        return {name: self.task(name).head.read(own) for name, own in inputs.items()}
-
-    def _vectors(self, inputs: Mapping[str, HeadInput]) -> Vectors:
-        return {name: self.task(name).head.embed(own) for name, own in inputs.items()}
-
-    def _with_familiarity(
-        self, inputs: Mapping[str, HeadInput]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        familiarity = {}
-        for name, own in inputs.items():
-            task = self.task(name)
-            if task.statistics is not None:
-                familiarity[name] = task.statistics.familiarity(task.head.embed(own))
-        return self._outputs(inputs), familiarity
-
-    def join(self, names: Sequence[str], trains: bool = False) -> Joined:
-        """Tasks of one family and all they extend, joined for a pass; cached unless they train."""
-        return self._joined.join(task_inputs(self, names), self.backbone, trains)
-
-    def trains(self, names: Sequence[str], x: Tensor) -> bool:
-        """Whether autograd records a pass of these tasks over the backbone's tokens x."""
-        if not torch.is_grad_enabled():
-            return False
-        tasks = [self.task(name) for name in self.registry.closure(names)]
-        return x.requires_grad or any(p.requires_grad for task in tasks for p in task.parameters())
+        return HeadInputs(self, head_inputs_from_cache(self, tasks, cached, size))
 
     def constant(self, tasks: Sequence[str], size: tuple[int, int]) -> MemoryViT:
         """A copy in which all that depends on no image is computed, to be traced into a graph.
@@ -635,7 +592,7 @@ class MemoryViT(nn.Module):
             own.backbone = None if own.backbone is None else own.backbone.at_size(size)
             fixed._put(own)
         fixed.to("cpu").eval().requires_grad_(False)
-        fixed._joined.freeze()
+        fixed.joined.freeze()
         with torch.no_grad():
             for backbone in (fixed.backbone, *(task.backbone for task in fixed.tasks.values())):
                 if backbone is not None:
@@ -821,9 +778,3 @@ class MemoryViT(nn.Module):
         from engram.store.engram import in_order
 
         return in_order([(name, self.engram(name)) for name in self.tasks])
-
-
-def _select(
-    outputs: dict[str, Tensor], rows: Mapping[str, Sequence[int]] | None
-) -> dict[str, Tensor]:
-    return outputs if rows is None else {n: output[rows[n]] for n, output in outputs.items()}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from engram.methods.forward import Cached, run, run_cached
+from engram.methods.forward import run, run_cached
 from engram.methods.method import (
     Batch,
     Branch,
+    Cached,
     Features,
     HeadInput,
     Joined,
@@ -24,14 +25,51 @@ from engram.methods.method import (
 )
 from engram.methods.readout import LayerStatistics, grid_weights
 from engram.methods.routing import Route, is_dense
+from engram.tasks.task import Task
 from engram.util.tensors import VersionedCache, autocast_dtype
 from engram.vit import ViT
 
 if TYPE_CHECKING:
     from engram.model.memory_vit import MemoryViT
 
-HeadInputs = dict[str, HeadInput]
 _SELECTIONS = 8  # of tasks that are kept, beside one for every task
+
+
+@dataclass(frozen=True, eq=False)
+class HeadInputs:
+    """Head inputs by task that a pass gave, and what the heads make of them.
+
+    `rows` are the images that asked for each task, if it was computed for more.
+    """
+
+    model: MemoryViT
+    by_task: Mapping[str, HeadInput]
+    rows: Mapping[str, Sequence[int]] | None = None
+
+    def outputs(self) -> dict[str, Tensor]:
+        """Logits, numbers or masks, as a call of the model gives them."""
+        return self._each(lambda task, own: task.head.read(own))
+
+    def vectors(self) -> dict[str, Tensor]:
+        """One vector for each image, as `MemoryViT.embed` gives them."""
+        return self._each(lambda task, own: task.head.embed(own))
+
+    def familiarity(self) -> dict[str, Tensor]:
+        """How familiar the images look to the tasks that keep statistics."""
+
+        def compute(task: Task, own: HeadInput) -> Tensor | None:
+            known = task.statistics
+            return None if known is None else known.familiarity(task.head.embed(own))
+
+        return self._each(compute)
+
+    def _each(self, compute: Callable[[Task, HeadInput], Tensor | None]) -> dict[str, Tensor]:
+        found = {}
+        for name, own in self.by_task.items():
+            value = compute(self.model.task(name), own)
+            if value is not None:
+                found[name] = value if self.rows is None else value[self.rows[name]]
+        return found
 
 
 class JoinCache:
@@ -89,14 +127,14 @@ def head_inputs(
     pixels: Tensor,
     exact: bool = False,
     route: Route | None = None,
-) -> HeadInputs:
+) -> dict[str, HeadInput]:
     """Head inputs by task: one shared pass, and one more for each task that changes the backbone.
 
     With a `route`, those of the images that ask for a task, in their order.
     """
     backbone = model.backbone
     shared = [name for name in names if model.task(name).method.shares_pass]
-    found: HeadInputs = {}
+    found: dict[str, HeadInput] = {}
     with backbone.autocast():
         tasks = [] if len(shared) == len(names) else [one.input() for one in model.tasks.values()]
         for own in tasks:
@@ -109,17 +147,13 @@ def head_inputs(
                 route.check(len(x))
             batch = Batch(backbone, (pixels.shape[-2], pixels.shape[-1]), pixels.device, route)
             branches, statistics = _start(model, shared, batch, x, exact)
-            reads_layers = statistics is not None or any(one.reads_layers for one in branches)
-            n = x.shape[1]
-            keep = n if exact or reads_layers else max(one.last_tokens(n) for one in branches)
-            features = run(batch, x, branches, statistics, keep=keep, exact=exact)
-            found |= _finish(branches, features)
+            found |= _finish(branches, run(batch, x, branches, statistics, exact))
     return {name: found[name].map(backbone.to_fp32) for name in names}
 
 
 def head_inputs_from_cache(
     model: MemoryViT, names: Sequence[str], cached: Cached, size: tuple[int, int] | None
-) -> HeadInputs:
+) -> dict[str, HeadInput]:
     """`head_inputs` of tasks that leave the backbone unchanged, from features that are there."""
     x = cached.raw if cached.pooled is None else cached.pooled
     assert x is not None
@@ -142,7 +176,7 @@ def _start(
         families.setdefault(model.task(name).method.family(), []).append(name)
     branches = []
     for family, members in families.items():
-        trains, own = model.trains(members, x), batch
+        trains, own = _train(model, members, x), batch
         groups = joined = [[name] for name in members] if exact else [members]
         if batch.route is not None:
             asked = batch.route.only(set(members).__contains__)
@@ -150,23 +184,31 @@ def _start(
                 own = replace(batch, route=None)
             else:  # routes differ from batch to batch: join all that are attached, which is cached
                 every = [n for n, task in model.tasks.items() if task.method.family() is family]
-                joined = [members if model.trains(every, x) else every]
+                joined = [members if _train(model, every, x) else every]
         for group, together in zip(groups, joined, strict=True):
-            branch = model.join(together, trains)(own)
-            branch.trains, branch.asked = trains, group
+            tasks = task_inputs(model, together)
+            branch = model.joined.join(tasks, model.backbone, trains)(own)
+            branch.trains, branch.asked, branch.routed = trains, group, own.route is not None
             branches.append(branch)
     methods = [model.task(name).method for name in names]
-    needing = [method for method in methods if Needs.STATISTICS in method.needs]
-    if not needing:
+    if not any(Needs.STATISTICS in method.needs for method in methods):
         return branches, None
-    grid = any(method.reads_grid for method in needing)
+    grid = any(method.reads_grid for method in methods)
     weights = grid_weights(batch.backbone, batch.size, batch.device) if grid else None
     return branches, LayerStatistics(batch.backbone, weights)
 
 
-def _finish(branches: Sequence[Branch], features: Features) -> HeadInputs:
+def _train(model: MemoryViT, names: Sequence[str], x: Tensor) -> bool:
+    """Whether autograd records a pass of these tasks over the backbone's tokens x."""
+    if not torch.is_grad_enabled():
+        return False
+    tasks = [model.task(name) for name in model.registry.closure(names)]
+    return x.requires_grad or any(p.requires_grad for task in tasks for p in task.parameters())
+
+
+def _finish(branches: Sequence[Branch], features: Features) -> dict[str, HeadInput]:
     """The head inputs that were asked for, of the images that asked."""
-    found: HeadInputs = {}
+    found: dict[str, HeadInput] = {}
     for branch in branches:
         for name, inputs in branch.head_inputs(features).items():
             if branch.asked is None or name in branch.asked:

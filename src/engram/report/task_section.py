@@ -67,7 +67,7 @@ def task_section(model: MemoryViT, part: TaskPart) -> Section:
         contents += _familiarity(model, answers)
         contents += FINDINGS[kind.name](model, answers)
         patches = kind.per_pixel or kind.one_class  # then no token reads the answer
-        if spec.method.token_per_class or not patches:
+        if spec.method.streams or not patches:
             contents += attention_sections(model, answers)
     return Section(f"task-{name}", f"Task {name}", contents)
 

@@ -20,9 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram.backbones.layouts import transformers_layout
 from engram.backbones.load import load_backbone
-from engram.backbones.translate import their_names, translate
+from engram.backbones.translate import translate
 from engram.errors import EngramError, flag
 from engram.methods import Masked
 from engram.store.engram import Engram, new_engram, shape_mismatch
@@ -219,19 +218,18 @@ class _Checkpoint:
             if not any(re.fullmatch(pattern, name) for pattern in _OF_TASKS)
         }
         vit["vit.embeddings.cls_token"] = self.tensors[first]
-        layout = transformers_layout("vit", vit)
-        inside = translate(vit, layout, str(self.path))
+        inside = translate(vit, "vit", str(self.path))
         base = {n: p.detach() for n, p in self.backbone.named_parameters() if n[:5] != "head."}
         if "prefix_position" in base:
             base["position"] = torch.cat([base.pop("prefix_position"), base["position"]])
         for ours in sorted({*base, *inside.tensors}):
             difference = _difference(inside.tensors.get(ours), base.get(ours))
             if difference:
+                theirs = " + ".join(inside.layout.their_names(ours))
                 raise EngramError(
                     f"{self.path} was not trained on {self.backbone.source} (fingerprint "
-                    f"{self.backbone.fingerprint[:12]}): its tensor "
-                    f"{' + '.join(their_names(ours, layout))} {difference}; give the base that it "
-                    "was made from."
+                    f"{self.backbone.fingerprint[:12]}): its tensor {theirs} {difference}; give "
+                    "the base that it was made from."
                 )
         if inside.surplus or inside.missing:
             names = ", ".join(map(printable, [*inside.surplus, *inside.missing][:3]))

@@ -173,7 +173,7 @@ class TaskSpec:
         method = self.method
         shape = self.shape(backbone)
         rows = method.fitted(shape).head_rows(shape)
-        return HeadSizes(self.features(backbone), rows, method.mlp_head, method.token_per_class)
+        return HeadSizes(self.features(backbone), rows, method.mlp_head, method.streams)
 
     def statistics(self, backbone: BackboneShape) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor of class statistics, by name."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import sys
-from functools import cache
 
 
 def return_freed_memory() -> None:
@@ -12,14 +11,5 @@ def return_freed_memory() -> None:
 
     Large tensors that come and go leave such holes. It takes milliseconds; glibc only.
     """
-    libc = _libc()
-    if libc is not None:
-        libc.malloc_trim(0)
-
-
-@cache
-def _libc() -> ctypes.CDLL | None:
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "malloc_trim") else None
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -65,7 +65,7 @@ def test_logits_from_the_cache_are_the_models(
     assert cached.final is None
     names = ["child", "parent", "head"]
     with torch.no_grad():
-        direct, stored = model(pixels, tasks=names), model.from_cache(cached, names)
+        direct, stored = model(pixels, tasks=names), model.from_cache(cached, names).outputs()
     for name in names:
         assert_near(stored[name], direct[name])
     only = kept.read(contents, only_pooled=True)
@@ -108,10 +108,10 @@ def test_logits_of_tasks_that_read_the_final_tokens_are_the_models(
     assert cached.final.shape == cached.layers[0].shape == (12, kept.tokens, 32)
     with torch.no_grad():
         direct = model(pixels, tasks=names)
-        stored = model.from_cache(cached, names, kept.preprocessing.size)
+        stored = model.from_cache(cached, names, kept.preprocessing.size).outputs()
         for name in names:
             assert_near(stored[name], direct[name])
-        everything = model.embed_from_cache(cached, ["grid"], kept.preprocessing.size)["grid"]
+        everything = model.from_cache(cached, ["grid"], kept.preprocessing.size).vectors()["grid"]
         assert_near(everything, model.embed(pixels, ["grid"])["grid"])
     only = kept.features(kept.read(contents, only_pooled=True))
     assert list(only.layers) == []
@@ -127,7 +127,8 @@ def test_the_final_tokens_alone_are_enough_for_heads_on_patches(
     cached = kept.features(kept.read(contents_of(load(noise)["train"])))
     with torch.no_grad():
         direct = model(pixels_of(noise, kept), ["mask"])["mask"]
-        assert_near(model.from_cache(cached, ["mask"], kept.preprocessing.size)["mask"], direct)
+        inputs = model.from_cache(cached, ["mask"], kept.preprocessing.size)
+        assert_near(inputs.outputs()["mask"], direct)
 
 
 def test_statistics_are_kept_in_little_space(small_backbone: Path, noise: Path) -> None:
@@ -147,7 +148,7 @@ def test_statistics_are_kept_in_little_space(small_backbone: Path, noise: Path) 
         assert_near(cached.statistics, statistics)
         assert_near(cached.pooled, model.backbone.pool(model.backbone.tokens(pixels)))
         for given in (cached, replace(cached, statistics=statistics)):
-            for name, logits in model.from_cache(given, [*model.tasks]).items():
+            for name, logits in model.from_cache(given, [*model.tasks]).outputs().items():
                 assert_near(logits, direct[name])
     b16 = ViTConfig((224, 224), patch=16, width=768, depth=12, heads=12, mlp_width=3072)
     with torch.device("meta"):

@@ -39,8 +39,9 @@ from engram.data.loader import Loader
 from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.preprocessing import Preprocessing, normalise
-from engram.methods.forward import BackbonePass, Cached
-from engram.methods.memory import BackboneView, KeysValues, Normed
+from engram.methods.forward import BackbonePass
+from engram.methods.memory import BackboneView, KeysValues
+from engram.methods.method import Cached
 from engram.methods.readout import LayerStatistics, grid_count, grid_weights, statistics_per_layer
 from engram.train.features.caches import INDEX_LINE, default_root
 from engram.util.files import make_private_folder, private, write_atomically
@@ -373,9 +374,7 @@ class Cache:
 
 def _parts(view: BackboneView) -> list[Tensor]:
     """Stored tensors of a layer, (b, n, D) each: its normed tokens, or its keys and its values."""
-    if isinstance(view, Normed):
-        return [view.tokens]
-    return [merge_heads(view.k), merge_heads(view.v)]
+    return [view] if isinstance(view, Tensor) else [merge_heads(view.k), merge_heads(view.v)]
 
 
 def keys_values(parts: Sequence[Tensor], backbone: ViT) -> list[KeysValues]:

@@ -24,9 +24,10 @@ from engram.data.loader import Loader, Transform, balanced, shuffled
 from engram.data.near_duplicates import SIMILAR, dataset_groups, directions
 from engram.errors import EngramError, Notice, flag
 from engram.images.preprocessing import normalise
-from engram.methods.forward import Cached, reads_tokens
-from engram.methods.method import Needs
+from engram.methods.forward import reads_tokens
+from engram.methods.method import Cached, Needs
 from engram.model import MemoryViT
+from engram.model.passes import HeadInputs
 from engram.tasks.costs import backbone_macs
 from engram.tasks.spec import TaskSpec
 from engram.train.features.cache import (
@@ -394,11 +395,13 @@ class CacheFeed:
         )
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        return self.model.from_cache(self.cached(inputs), tasks, self.model.preprocessing.size)
+        return self._head_inputs(inputs, tasks).outputs()
 
     def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        size = self.model.preprocessing.size
-        return self.model.embed_from_cache(self.cached(inputs), tasks, size)
+        return self._head_inputs(inputs, tasks).vectors()
+
+    def _head_inputs(self, inputs: Tensor, tasks: Sequence[str]) -> HeadInputs:
+        return self.model.from_cache(self.cached(inputs), tasks, self.model.preprocessing.size)
 
     def cached(self, inputs: Tensor) -> Cached:
         """Features of the backbone from the inputs of a share."""

@@ -23,7 +23,7 @@ from engram.errors import EngramError, Notice
 from engram.images.preprocessing import normalise
 from engram.methods.method import HeadInput, Patches
 from engram.methods.patchcore import PatchCore
-from engram.model.passes import head_inputs, head_inputs_from_cache
+from engram.model.passes import head_inputs
 from engram.train.features.caches import info
 from engram.train.features.feeds import BatchShard, CacheFeed, FeedPlan
 from engram.util.processes import ProcessGroup
@@ -89,7 +89,7 @@ class PatchFeed:
             for share in stored.epoch(0, 0) if split == "train" else stored.validation():
                 with torch.inference_mode():
                     cached = stored.cached(share.inputs)
-                    found = head_inputs_from_cache(model, names, cached, self._size)
+                    found = model.from_cache(cached, names, self._size).by_task
                 yield replace(share, inputs=self._tokens(found))
             return
         loader = Loader(
