@@ -19,19 +19,20 @@ from benchmarks.paper.formatting import (
     parameters_cell,
 )
 from benchmarks.paper.queue import (
-    DINOV2_SETS,
+    BACKBONE_SETS,
     OTHERS,
     UNCHANGED,
-    dinov2_runs,
-    dinov2_setting,
+    backbone_setting,
+    changed_runs,
     jobs_for,
     large_runs,
+    larger_runs,
     other_setting,
     small_auto,
     unchanged_setting,
 )
 from benchmarks.paper.runs import concatenation, costs, datasets, extension
-from benchmarks.paper.runs.datasets import FIRST, MORE_SETS, SETS
+from benchmarks.paper.runs.datasets import CLIP, DINOV2, FIRST, MORE_SETS, SETS
 from benchmarks.paper.runs.from_cache import (
     BASE_SETS,
     GROUPS,
@@ -255,16 +256,19 @@ def _large_table(
     return markdown_table(head if costs else head[:-1], rows)
 
 
-def dinov2() -> list[str]:
-    rows = []
-    for regime, label in (
-        ("auto", "**auto**"),
-        ("lora", "*LoRA, rank 8*"),
-        ("full", "*full tuning*"),
-    ):
-        settings = [dinov2_setting(name, regime) for name in DINOV2_SETS]
-        rows.append([label, *map(accuracy_cell, settings), mean_cell(settings)])
-    return markdown_table(("", *DINOV2_SETS, "mean"), rows)
+def _label(regime: str) -> str:
+    return next(label for label, setting in LARGE_ROWS if setting("pets").regime == regime)
+
+
+def larger(backbone: str, regimes: Sequence[str]) -> list[str]:
+    """Every regime that was run with a larger backbone, and its datasets."""
+    names, rows = BACKBONE_SETS[backbone], []
+    for regime in regimes:
+        settings = [backbone_setting(backbone, name, regime) for name in names]
+        if any(map(accuracies, settings)):
+            whole = mean_cell(settings) if all(map(accuracies, settings)) else ""
+            rows.append([_label(regime), *map(accuracy_cell, settings), whole])
+    return markdown_table(("", *names, "mean"), rows)
 
 
 def base_jobs() -> list[Job]:
@@ -399,7 +403,15 @@ EXPERIMENTS = {
         "auto beside what changes the backbone on nine datasets, at 224 pixels", large_jobs, nine
     ),
     "dinov2": Experiment(
-        "auto beside LoRA and full tuning with a DINOv2-small, at 224 pixels", dinov2_runs, dinov2
+        "auto and its regimes beside LoRA and full tuning with a DINOv2-small, at 224 pixels",
+        lambda: [*larger_runs(DINOV2, 0), *changed_runs(),
+                 *(job for seed in SEEDS[1:] for job in larger_runs(DINOV2, seed))],
+        partial(larger, DINOV2, (*UNCHANGED, *OTHERS[:2])),
+    ),
+    "clip": Experiment(
+        "auto and its regimes with a ViT-B/16 of CLIP, restored from int8, at 224 pixels",
+        lambda: larger_runs(CLIP, 0),
+        partial(larger, CLIP, UNCHANGED),
     ),
     "base": Experiment(
         "masked with 0 to 20 cells on a ViT-B/16 of CLIP, at 224 pixels", base_jobs, base

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.paper.runs import auto, concatenation, extension
 from benchmarks.paper.runs.auto import UnchangedRun
-from benchmarks.paper.runs.datasets import DINOV2, FIRST, MORE_SETS, SETS
+from benchmarks.paper.runs.datasets import CLIP, DINOV2, FIRST, MORE_SETS, SETS
 from benchmarks.paper.runs.from_cache import BASE_SETS, CachedRuns, cached_runs
 from benchmarks.paper.runs.lora import LoraRun
 from benchmarks.paper.runs.settings import SEEDS, Setting
@@ -42,10 +42,11 @@ def backbone_runs(dataset: str, seed: int, rows: Sequence[dict[str, Any]]) -> li
     return jobs
 
 
-#: At 224 pixels: what leaves the backbone unchanged, what does not, and whose rate a set takes.
+#: At 224 pixels: what leaves the backbone unchanged, what does not, and whose rate a set takes if
+#: it does not choose its own.
 UNCHANGED = ("auto", "head", "readout", "masked", "masked+adapter", "side", "pooling")
 OTHERS = ("lora", "full", "memory", "adapter")
-RATE_OF = {"flowers": "pets", "fashion": "cifar10", **dict.fromkeys(MORE_SETS, "pets")}
+RATE_OF = {"flowers": "pets", "fashion": "cifar10"}
 
 
 def unchanged_setting(dataset: str, regime: str) -> Setting:
@@ -85,23 +86,35 @@ def large_runs(seed: int) -> list[Job]:
     return [*unchanged[: len(order)], *others, *unchanged[len(order) :]]
 
 
-DINOV2_SETS = ("textures", "waste", "bloodcells")  # the first one chooses the rates
+#: Sets of the tables of other backbones; LoRA and full tuning run on the first three of DINOV2's.
+BACKBONE_SETS = {
+    DINOV2: ("textures", "waste", "bloodcells", *SETS, "leaves", "xray"),
+    CLIP: ("textures", "waste", "bloodcells", "pets", "flowers"),
+}
+CHANGED_SETS = BACKBONE_SETS[DINOV2][:3]
 
 
-def dinov2_setting(dataset: str, regime: str) -> Setting:
+def backbone_setting(backbone: str, dataset: str, regime: str) -> Setting:
     setting = unchanged_setting if regime in UNCHANGED else other_setting
-    return replace(setting(dataset, regime), backbone=DINOV2)
+    return replace(setting(dataset, regime), backbone=backbone)
 
 
-def dinov2_runs() -> list[Job]:
-    """One seed of auto, LoRA and full tuning with a DINOv2-small, which has to be there."""
-    first = DINOV2_SETS[0]
-    jobs: list[Job] = [UnchangedRun(dinov2_setting(name, "auto"), 0) for name in DINOV2_SETS]
-    for regime, run in (("lora", LoraRun), ("full", BackboneRun)):
-        for name in DINOV2_SETS:
-            like = None if name == first else dinov2_setting(first, regime)
-            jobs.append(run(dinov2_setting(name, regime), 0, like))
-    return jobs
+def larger_runs(backbone: str, seed: int) -> list[Job]:
+    """Auto and every regime that shares the pass, with a larger backbone, which has to be there."""
+    return [
+        UnchangedRun(backbone_setting(backbone, dataset, regime), seed)
+        for regime in UNCHANGED
+        for dataset in BACKBONE_SETS[backbone]
+    ]
+
+
+def changed_runs() -> list[Job]:
+    """One seed of LoRA and full tuning with a DINOv2-small."""
+    return [
+        run(backbone_setting(DINOV2, name, regime), 0)
+        for regime, run in (("lora", LoraRun), ("full", BackboneRun))
+        for name in CHANGED_SETS
+    ]
 
 
 def all_jobs() -> list[Job]:
@@ -140,7 +153,9 @@ def all_jobs() -> list[Job]:
             jobs += backbone_runs(name, seed, MAIN + MANY_CELLS + MORE)
     jobs += [job for seed in SEEDS for job in large_runs(seed)]
     jobs += [UnchangedRun(small_auto(name), seed) for seed in SEEDS for name in SETS]
-    jobs += [*dinov2_runs(), *(cached_runs(name, "base", 0) for name in BASE_SETS)]
+    jobs += [*larger_runs(DINOV2, 0), *larger_runs(CLIP, 0), *changed_runs()]
+    jobs += [cached_runs(name, "base", 0) for name in BASE_SETS]
+    jobs += [job for seed in SEEDS[1:] for job in larger_runs(DINOV2, seed)]
     return list(dict.fromkeys(jobs))
 
 

@@ -57,6 +57,8 @@ TRAINS = {
     "masked+adapter": ["cells", "class_token", "adapters.down", "adapters.up", *HEAD],
     "side": ["cells", *SIDE, *HEAD],
     "readout": HEAD,
+    "masked+readout": ["cells", "class_token", *HEAD],
+    "masked+adapter+readout": ["cells", "class_token", "adapters.down", "adapters.up", *HEAD],
     "side+readout": ["cells", *SIDE, *HEAD],
     "pooling": ["queries", "values", *HEAD],
     "memory": ["cells", "class_token", *HEAD],

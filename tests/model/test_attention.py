@@ -13,7 +13,7 @@ import engram
 from engram.errors import EngramError
 from engram.methods import METHODS, LearnedPooling, Side
 from engram.methods.attention_maps import SOURCES
-from engram.methods.method import Batch, Features
+from engram.methods.method import Batch, Cached, Features
 from engram.model import MemoryViT
 from engram.model.passes import task_inputs
 
@@ -199,7 +199,7 @@ def test_the_map_of_side_patches_is_what_the_head_is_given(class_token: bool) ->
         pooled = read.repeat(1, 8)
         pooled = torch.nn.functional.layer_norm(pooled, pooled.shape[-1:])
         width = backbone.config.width
-        own = climb.head_inputs(Features(batch, tokens=final))["b"].own[:, width:]
+        own = climb.head_inputs(Features(batch, Cached(final=final)))["b"].own[:, width:]
     assert torch.allclose(pooled, own[:, : pooled.shape[1]], atol=1e-4)
 
 

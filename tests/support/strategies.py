@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from engram import MemoryViT, ViT, random_backbone
 from engram.methods import METHODS, LearnedPooling, Side, create_method
 from engram.methods.method import Needs
+from engram.methods.readout import WithReadout
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
 from engram.vit.pos_embed import RotaryConfig
@@ -165,7 +166,10 @@ def every_family(**given: Any) -> Callable[[Any], Any]:
 
 
 #: The regimes whose tasks share a pass, as `Node.family` has them; `side` is twice as likely.
-SHARING = ("masked", "side", "side", "readout", "side+readout", "pooling", "head")
+SHARING = (
+    "masked", "side", "side", "readout", "masked+readout", "masked+adapter+readout", "side+readout",
+    "pooling", "head",
+)  # fmt: skip
 
 
 @st.composite
@@ -288,6 +292,8 @@ MIXED = [
     Node((7,), 3, 2),
     Node(family="head", kind="segmentation"),
     Node(family="readout", layers=2, projected=3),
+    Node(family="masked+readout", layers=1, projected=2),
+    Node((7,), family="masked+adapter+readout", cells=2, grid=True),
     Node(family="pooling", queries=2),
     Node(family="pooling", queries=3, kind="regression"),
 ]
@@ -312,18 +318,25 @@ def ancestors(model: MemoryViT, name: str) -> set[str]:
 
 
 def as_reference(model: MemoryViT) -> list[RefTask]:
-    """The attached masked tasks, as the reference takes them: the very same tensors."""
+    """The attached masked tasks, as the reference takes them: the very same tensors.
+
+    One with a readout has another head: its answer is its class token.
+    """
     return [reference_task(task) for task in model.tasks.values() if task.method.streams]
 
 
 def reference_task(task: Task) -> RefTask:
     tensors = task.input().tensors
+    weight, bias = task.head.weight, task.head.bias
+    if isinstance(task.method, WithReadout):
+        width = tensors["cells"].shape[-1]
+        weight, bias = torch.eye(width).to(weight), bias.new_zeros(width)
     return RefTask(
         task.spec.name,
         tensors["class_token"],
         tensors["cells"],
-        task.head.weight,
-        task.head.bias,
+        weight,
+        bias,
         task.spec.extends,
         task.method.settings()["after_norm"],
         tensors.get("adapters.down"),
@@ -356,11 +369,12 @@ def expected(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
     rows = [side_reference.climb(layers, sides) for layers in read]
     grid = (pixels.shape[2] // backbone.config.patch, pixels.shape[3] // backbone.config.patch)
     for name, task in model.tasks.items():
-        if task.method.streams:
+        if task.method.streams and not isinstance(task.method, WithReadout):
             found[name] = torch.stack([answer.logits[name] for answer in answers])
         else:
-            pairs = zip(read, rows, strict=True)
-            outputs = [beside_backbone(model, task, *pair, grid) for pair in pairs]
+            tokens = [answer.logits.get(name) for answer in answers]
+            each = zip(read, rows, tokens, strict=True)
+            outputs = [beside_backbone(model, task, *one, grid) for one in each]
             found[name] = torch.stack(outputs)
             if task.kind.per_pixel:
                 found[name] = upsampled(found[name], model, pixels)
@@ -372,9 +386,10 @@ def beside_backbone(
     task: Task,
     layers: list[Tensor],
     rows: Mapping[str, list[Tensor]],
+    token: Tensor | None,
     grid: tuple[int, int],
 ) -> Tensor:
-    """The output for an image of a task that leaves the backbone alone and has no stream."""
+    """The output for an image of a task that leaves the backbone alone; `token` is its stream's."""
     spec, vit, final = task.spec, model.backbone, layers[-1]
     if task.kind.per_pixel:
         seen = list(final)
@@ -398,8 +413,11 @@ def beside_backbone(
             taken.append((weights @ final) @ values)
         seen_of_image = torch.cat([seen_of_image, side_reference.norm(torch.cat(taken))])
     if isinstance(task.method, Side):
-        pooled = side_reference.pooled_side(reference_side(task), rows[spec.name], grid)
-        seen_of_image = torch.cat([seen_of_image, pooled])
+        numbers = side_reference.pooled_side(reference_side(task), rows[spec.name], grid)
+        width = vit.config.width
+        seen_of_image = torch.cat([seen_of_image[:width], numbers, seen_of_image[width:]])
+    if token is not None:
+        seen_of_image = torch.cat([token, seen_of_image])
     output = task.head.weight @ seen_of_image + task.head.bias
     if task.kind.name == "regression":
         output = output * task.head.std + task.head.mean

@@ -14,6 +14,7 @@ from tests.support.training import as_written, same, start, state
 import engram
 from engram import EngramError, Recipe, load_backbone
 from engram.data.datasets import load
+from engram.methods import METHODS
 from engram.train.recipe import RECIPES
 
 QUICK = Recipe(steps=30, batch=16, evaluations=2, workers=0)
@@ -22,7 +23,7 @@ QUICK = Recipe(steps=30, batch=16, evaluations=2, workers=0)
 # What a regime learns, and what it leaves alone
 
 
-@pytest.mark.parametrize("regime", [regime for regime in SUPERVISED if regime != "side+readout"])
+@pytest.mark.parametrize("regime", [one for one in SUPERVISED if not METHODS[one].composed])
 def test_every_regime_beats_chance_by_far(regime: str, small_backbone: Path, colours: Path) -> None:
     splits = load(colours)
     model = start(small_backbone, splits, regime=regime)

@@ -18,7 +18,8 @@ from engram.train.search.auto import RATES, auto
 from engram.train.search.sweep import sweep
 
 EPOCHS, BATCH, EVALUATIONS, PATIENCE = 30, 64, 20, 4
-HEAD_RATES = (1e-3, 1e-2)
+#: Of regimes that `auto` does not train.
+OWN_RATES = {"head": (1e-3, 1e-2), "pooling": (1e-3, 3e-3, 1e-2)}
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def _trained(setting: Setting, data: Splits, recipe: Recipe) -> tuple[Any, float
         model.add_task("task", data.classes, regime=regime)
         result = fit(model, "task", data, recipe, test=True)
     else:
-        rates = RATES[regime].first if regime in RATES else HEAD_RATES
+        rates = RATES[regime].first if regime in RATES else OWN_RATES[regime]
         recipe = recipe.but(evaluations=EVALUATIONS, patience=PATIENCE)
         result = sweep(model, "task", data, recipe, lrs=rates, regime=regime, test=True)
         lr = result.best.lr

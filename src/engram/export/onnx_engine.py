@@ -77,7 +77,8 @@ class OnnxEngine(Engine):
             self.graph: BackboneGraph = graph
             self.inputs = self.memory.tensors(model.backbone, graph.adapters)
         self.reads_layers = any(
-            method.needs & (Needs.LAYERS | Needs.STATISTICS) and not method.streams
+            Needs.STATISTICS in method.needs
+            or (Needs.LAYERS in method.needs and not method.streams)
             for method in methods.values()
         )
         verified(self, pixels, expected, runtime.precision, "it is not used")

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from engram.methods.head import Head as Head
     from engram.methods.masked import Masked as Masked
     from engram.methods.masked import MaskedAdapter as MaskedAdapter
+    from engram.methods.masked import MaskedAdapterReadout as MaskedAdapterReadout
+    from engram.methods.masked import MaskedReadout as MaskedReadout
     from engram.methods.method import Method as Method
     from engram.methods.method import OwnPassMethod as OwnPassMethod
     from engram.methods.method import SharedPassMethod as SharedPassMethod

@@ -36,6 +36,7 @@ from engram.methods.method import (
     token_macs,
 )
 from engram.methods.method_flags import shared_setting
+from engram.methods.readout import WithReadout
 from engram.methods.routing import routed_streams, split_routed
 from engram.util.settings import setting
 from engram.vit import ViT
@@ -160,6 +161,24 @@ class MaskedAdapter(Masked):
 
     def details(self) -> list[tuple[str, str]]:
         return [*super().details(), ("width of its adapters", str(self.adapter_width))]
+
+
+@dataclass(frozen=True)
+class MaskedReadout(WithReadout, Masked):
+    """A masked task and a readout as one."""
+
+    name: ClassVar[str] = "masked+readout"
+    about: ClassVar[str] = "masked + a head on every layer"
+    needs: ClassVar[Needs] = Needs.LAYERS | Needs.STATISTICS
+
+
+@dataclass(frozen=True)
+class MaskedAdapterReadout(WithReadout, MaskedAdapter):
+    """A masked task with adapters and a readout as one."""
+
+    name: ClassVar[str] = "masked+adapter+readout"
+    about: ClassVar[str] = "masked + adapters + a head on every layer"
+    needs: ClassVar[Needs] = Needs.LAYERS | Needs.STATISTICS
 
 
 class MaskedBranch(Branch):

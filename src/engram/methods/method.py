@@ -184,6 +184,8 @@ class Branch(ABC):
     #: then set to their last tokens (b, s, D).
     streams: Sequence[Streams] = ()
     final: Sequence[Tensor] = ()
+    #: The tasks of the pass, parents first.
+    tasks: Sequence[TaskInput]
     #: Whether autograd records what it computes.
     trains = False
     #: The tasks whose head inputs are wanted; others are there because these extend them.
@@ -375,6 +377,13 @@ class SharedPassMethod(Method):
         It is kept for later passes as long as no parameter changes, so it must not depend on a
         batch. `tasks` are of one family, parents before children.
         """
+
+    def head_input(self, task: TaskInput, own: HeadInput, features: Features) -> HeadInput:
+        """The head input of a task, from its `own`: what the branch of its family gave it.
+
+        With a route, that has rows of the images that asked for the task.
+        """
+        return own
 
 
 @dataclass(frozen=True)

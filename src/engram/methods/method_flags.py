@@ -13,6 +13,8 @@ REGIMES = {
     "masked+adapter": "masked:MaskedAdapter",
     "side": "side:Side",
     "readout": "readout:Readout",
+    "masked+readout": "masked:MaskedReadout",
+    "masked+adapter+readout": "masked:MaskedAdapterReadout",
     "side+readout": "side:SideReadout",
     "pooling": "pooling:LearnedPooling",
     "memory": "full_attention:FullMemory",

@@ -43,6 +43,7 @@ from engram.methods.method import (
     TaskInput,
     TaskShape,
 )
+from engram.methods.method_flags import shared_setting
 from engram.util.settings import setting
 from engram.util.tensors import to_device
 from engram.vit import ViT
@@ -235,24 +236,95 @@ class Readout(SharedPassMethod):
         return torch.cat([pooled, F.linear(others, projection.to(others))], dim=1)
 
 
+@dataclass(frozen=True)
+class WithReadout(SharedPassMethod):
+    """A method and a readout as one: its head sees what both heads see, the readout's behind.
+
+    `auto` makes such a task of two that it has trained and solved. Its output is the mean of
+    theirs, which is again linear. A subclass has the other method as its second base.
+    """
+
+    composed: ClassVar[bool] = True
+    answers_pixels: ClassVar[bool] = False
+    half: ClassVar[frozenset[str]] = Readout.half
+    #: Whether the other head sees the pooled token first, as a readout's does: it is there once.
+    pooled_first: ClassVar[bool] = False
+
+    layers: int = shared_setting("layers", Readout)
+    grid: bool = shared_setting("grid", Readout)
+    projected: int = shared_setting("projected", Readout)
+
+    @property
+    def reads_grid(self) -> bool:
+        return self.grid
+
+    @property
+    def readout(self) -> Readout:
+        return Readout(self.layers, self.grid, self.projected)
+
+    def parameters(self, task: TaskShape) -> dict[str, Initial]:
+        return super().parameters(task) | self.readout.parameters(task)
+
+    def fitted(self, task: TaskShape) -> Method:
+        return replace(super().fitted(task), **self.readout.fitted(task).settings())
+
+    def check_task(self, task: TaskShape) -> None:
+        super().check_task(task)
+        self.readout.check_task(replace(task, parents=0))
+
+    def features(self, task: TaskShape) -> int:
+        twice = task.backbone.width if self.pooled_first else 0
+        return super().features(task) + self.readout.features(task) - twice
+
+    def macs(self, task: TaskShape, n: int, ancestors: Sequence[Method]) -> tuple[int, int]:
+        macs, once = super().macs(task, n, ancestors)
+        return macs + self.readout.macs(task, n, ())[0], once
+
+    def details(self) -> list[tuple[str, str]]:
+        return [*super().details(), *self.readout.details()]
+
+    def head_input(self, task: TaskInput, own: HeadInput, features: Features) -> HeadInput:
+        read = self.readout.read(task, features)
+        if features.batch.route is not None:
+            read = read[features.batch.rows(task.name)]
+        vector = own.own.mean(1) if own.own.ndim == 3 else own.own
+        twice = features.batch.backbone.config.width if self.pooled_first else 0
+        return HeadInput(torch.cat([vector, read[:, twice:].to(vector)], dim=1))
+
+    def mean_weight(self, other: Tensor, readout: Tensor, width: int) -> Tensor:
+        """The weight of the head whose output is the mean of these two heads' outputs.
+
+        `width` is that of the pooled token.
+        """
+        if not self.pooled_first:
+            return torch.cat([other, readout], dim=1) / 2
+        pooled = other[:, :width] + readout[:, :width]
+        return torch.cat([pooled, other[:, width:], readout[:, width:]], dim=1) / 2
+
+    def average(
+        self, tasks: Sequence[Mapping[str, Tensor]], shares: Sequence[float]
+    ) -> tuple[Method, dict[str, Tensor]]:
+        _, mean = super().average(tasks, shares)
+        projected, tensors = stack_projections(mean, tasks, shares)
+        return replace(self, projected=projected), tensors
+
+
 def stack_projections(
-    mean: Mapping[str, Tensor],
-    tasks: Sequence[Mapping[str, Tensor]],
-    shares: Sequence[float],
-    behind: int = 0,
+    mean: Mapping[str, Tensor], tasks: Sequence[Mapping[str, Tensor]], shares: Sequence[float]
 ) -> tuple[int, dict[str, Tensor]]:
     """The mean of tasks, in which projections are stacked: their numbers mean different things.
 
-    `behind` columns of a head come after those of the projected numbers.
+    The projected numbers are the last that a head sees.
     """
     if "projection" not in mean:
         return 0, dict(mean)
     projection = torch.cat([task["projection"] for task in tasks])
-    end = mean["head.weight"].shape[1] - behind
-    start = end - len(tasks[0]["projection"])
-    own = [s * t["head.weight"][:, start:end] for t, s in zip(tasks, shares, strict=True)]
-    weight = mean["head.weight"]
-    weight = torch.cat([weight[:, :start], *own, weight[:, end:]], dim=1)
+    own = [
+        share * task["head.weight"][:, -len(task["projection"]) :]
+        for task, share in zip(tasks, shares, strict=True)
+    ]
+    others = mean["head.weight"][:, : -own[0].shape[1]]
+    weight = torch.cat([others, *own], dim=1)
     return len(projection), {**mean, "projection": projection, "head.weight": weight}
 
 

@@ -56,7 +56,7 @@ from engram.methods.method import (
     TaskShape,
 )
 from engram.methods.method_flags import shared_setting
-from engram.methods.readout import GRID_CELLS, Readout, grid_weights, stack_projections
+from engram.methods.readout import GRID_CELLS, WithReadout, grid_weights
 from engram.util.tensors import to_device
 from engram.vit import ViT
 
@@ -138,57 +138,13 @@ class Side(SharedPassMethod):
 
 
 @dataclass(frozen=True)
-class SideReadout(Side):
-    """A side task and a readout as one: `auto` averages them, and the mean is again linear."""
+class SideReadout(WithReadout, Side):
+    """A side task and a readout as one, which see one pooled token."""
 
     name: ClassVar[str] = "side+readout"
     about: ClassVar[str] = "side network + cells + a head on every layer"
-    composed: ClassVar[bool] = True
-    answers_pixels: ClassVar[bool] = False
     needs: ClassVar[Needs] = Needs.LAYERS | Needs.FINAL | Needs.STATISTICS
-
-    layers: int = shared_setting("layers", Readout)
-    grid: bool = shared_setting("grid", Readout)
-    projected: int = shared_setting("projected", Readout)
-    half: ClassVar[frozenset[str]] = Readout.half
-
-    @property
-    def reads_grid(self) -> bool:
-        return self.grid
-
-    @property
-    def readout(self) -> Readout:
-        return Readout(self.layers, self.grid, self.projected)
-
-    def parameters(self, task: TaskShape) -> dict[str, Initial]:
-        return super().parameters(task) | self.readout.parameters(task)
-
-    def fitted(self, task: TaskShape) -> Method:
-        readout = self.readout.fitted(task)
-        return replace(self, **readout.settings())
-
-    def check_task(self, task: TaskShape) -> None:
-        super().check_task(task)
-        self.readout.check_task(replace(task, parents=0))
-
-    def features(self, task: TaskShape) -> int:
-        own = super().features(task) - task.backbone.width
-        return own + self.readout.features(task)
-
-    def macs(self, task: TaskShape, n: int, ancestors: Sequence[Method]) -> tuple[int, int]:
-        macs, once = super().macs(task, n, ancestors)
-        return macs + self.readout.macs(task, n, ())[0], once
-
-    def details(self) -> list[tuple[str, str]]:
-        return [*Side(self.cells, self.rank).details(), *self.readout.details()]
-
-    def average(
-        self, tasks: Sequence[Mapping[str, Tensor]], shares: Sequence[float]
-    ) -> tuple[Method, dict[str, Tensor]]:
-        _, mean = super().average(tasks, shares)
-        behind = (QUERIES + GRID_CELLS) * self.rank
-        projected, tensors = stack_projections(mean, tasks, shares, behind)
-        return replace(self, projected=projected), tensors
+    pooled_first: ClassVar[bool] = True
 
 
 class _SideGroup:
@@ -418,15 +374,13 @@ class SideBranch(Branch):
             route = self.routes[self._places[task.name][0]]
             if route is not None:
                 rows, own = features.batch.rows(task.name), route.asked[task.name]
-            seen = features.pooled
-            if isinstance(task.method, SideReadout):
-                seen = task.method.readout.read(task, features)
+            pooled_token = features.pooled[rows]
             if task.per_pixel:
                 patches = features.patches
                 vectors = _norm(self.vectors(task.name)[own])[:, -patches.tokens.shape[1] :]
                 tokens = torch.cat([patches.tokens[rows], vectors], dim=-1)
-                inputs[task.name] = HeadInput(seen[rows], replace(patches, tokens=tokens))
+                inputs[task.name] = HeadInput(pooled_token, replace(patches, tokens=tokens))
             else:
                 numbers = self._own(task.name, pooled)[own]
-                inputs[task.name] = HeadInput(torch.cat([seen[rows], numbers], dim=-1))
+                inputs[task.name] = HeadInput(torch.cat([pooled_token, numbers], dim=-1))
         return inputs

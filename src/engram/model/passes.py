@@ -188,7 +188,8 @@ def _start(
         for group, together in zip(groups, joined, strict=True):
             tasks = task_inputs(model, together)
             branch = model.joined.join(tasks, model.backbone, trains)(own)
-            branch.trains, branch.asked, branch.routed = trains, group, own.route is not None
+            branch.tasks, branch.trains, branch.asked = tasks, trains, group
+            branch.routed = own.route is not None
             branches.append(branch)
     methods = [model.task(name).method for name in names]
     if not any(Needs.STATISTICS in method.needs for method in methods):
@@ -210,10 +211,13 @@ def _finish(branches: Sequence[Branch], features: Features) -> dict[str, HeadInp
     """The head inputs that were asked for, of the images that asked."""
     found: dict[str, HeadInput] = {}
     for branch in branches:
-        for name, inputs in branch.head_inputs(features).items():
-            if branch.asked is None or name in branch.asked:
+        every = branch.head_inputs(features)
+        for task in branch.tasks:
+            if task.name in every and (branch.asked is None or task.name in branch.asked):
+                own = every[task.name]
                 if features.batch.route is not None and not branch.routed:
-                    rows = features.batch.rows(name)
-                    inputs = inputs.map(lambda t, rows=rows: t[rows])  # type: ignore[misc]
-                found[name] = inputs
+                    rows = features.batch.rows(task.name)
+                    own = own.map(lambda t, rows=rows: t[rows])  # type: ignore[misc]
+                assert isinstance(task.method, SharedPassMethod)
+                found[task.name] = task.method.head_input(task, own, features)
     return found

@@ -370,8 +370,9 @@ def test_a_readout_changes_no_other_task(model: MemoryViT, splits: Splits) -> No
     assert list(model.tasks) == ["other", "t"]
 
 
-def test_an_average_is_not_trained(model: MemoryViT, splits: Splits) -> None:
-    model.add_task("t", splits.classes, regime="side+readout")
+@pytest.mark.parametrize("regime", ["side+readout", "masked+adapter+readout"])
+def test_an_average_is_not_trained(regime: str, model: MemoryViT, splits: Splits) -> None:
+    model.add_task("t", splits.classes, regime=regime)
     with pytest.raises(EngramError, match=r"engram\.auto"):
         engram.fit(model, "t", splits, QUICK)
 

@@ -126,19 +126,19 @@ def portfolio(model: MemoryViT, splits: Splits, **recipe: Any) -> Portfolio:
     )
 
 
+@pytest.mark.parametrize("regime", ["masked", "masked+adapter", "side"])
 def test_the_average_of_two_tasks_is_one_task(
-    model: MemoryViT, splits: Splits, monkeypatch: pytest.MonkeyPatch
+    regime: str, model: MemoryViT, splits: Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its output is the mean of theirs."""
-    monkeypatch.setattr(module, "RATES", {"side": Rates((0.003,))})
+    monkeypatch.setattr(module, "RATES", {regime: Rates((0.003,))})
     candidates = portfolio(model, splits, calibrate="off")
     candidates.best()
     answers = candidates.model.eval()(torch.rand(5, 3, 16, 16))
     names = list(candidates.model.tasks)
-    side, head, readout = (answers[names[i]] for i in (0, 3, 4))  # 1, 2: scout, all that is seen
-    averages = [answers[name] for name in names[5:]]
-    for solved, average in zip((head, readout), averages, strict=True):
-        assert torch.allclose(average, (side + solved) / 2, atol=1e-5)
+    trained, readout, average = (answers[names[i]] for i in (0, 4, 5))  # 1 to 3: scout, all, head
+    assert candidates.model.task(names[5]).spec.regime == f"{regime}+readout"
+    assert torch.allclose(average, (trained + readout) / 2, atol=1e-5)
 
 
 def test_an_average_is_written_measured_and_attached(
@@ -150,7 +150,7 @@ def test_an_average_is_written_measured_and_attached(
     result = engram.auto(model, "t", splits, QUICK.but(refit=False), out=out)
     (kept,) = (one for one in result.tried if one.kept)
     assert kept.how == "averaged"
-    assert result.regime in ("side", "side+readout")
+    assert result.regime == "side+readout"
     other = MemoryViT(model.backbone)
     other.attach(out)
     again = engram.evaluate(other, splits.with_validation(), "t", split="val", workers=0)

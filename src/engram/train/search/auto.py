@@ -5,8 +5,8 @@ One pass of the backbone over the images, then all from the cache:
     solved    a linear head, and a readout of every layer: seconds, by `solve`
     trained   masked, masked+adapter and side: short trainings at several learning rates, together
               in one pass, then a whole one of the best (`screening.py`)
-    averaged  a side task with the solved head or readout, as one task: their mean output is again
-              linear, so it costs nothing more
+    averaged  each of these with the readout, as one task: their mean output is again linear, so
+              it costs nothing more
 
 In cross-validation each of these is a task for every fold and one for all images, which is what is
 kept (`validation.py`). The best has the lowest loss among those that tie for the highest score.
@@ -29,8 +29,19 @@ from engram.data.datasets import Splits, load
 from engram.data.python_data import PythonData
 from engram.errors import EngramError, Interrupted, flag
 from engram.inference.evaluate import Answers
-from engram.methods import METHODS, Head, Masked, MaskedAdapter, Readout, Side, SideReadout
+from engram.methods import (
+    METHODS,
+    Head,
+    Masked,
+    MaskedAdapter,
+    MaskedAdapterReadout,
+    MaskedReadout,
+    Readout,
+    Side,
+    SideReadout,
+)
 from engram.methods.method_flags import DEFAULT_REGIME
+from engram.methods.readout import WithReadout
 from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.tasks.kind import Kind
@@ -73,6 +84,12 @@ RATES: Mapping[str, Rates] = {
     Masked.name: Rates((5e-4, 2e-3, 8e-3), (1e-4, 3e-2)),
     MaskedAdapter.name: Rates((5e-4, 2e-3), (1e-4, 8e-3, 3e-2)),
     Side.name: Rates((1e-3, 3e-3, 1e-2), (3e-4, 3e-2)),
+}
+#: What is made of a trained task of such a regime and the solved readout.
+WITH_READOUT: Mapping[str, type[WithReadout]] = {
+    Masked.name: MaskedReadout,
+    MaskedAdapter.name: MaskedAdapterReadout,
+    Side.name: SideReadout,
 }
 #: Of the recipe's epochs, which are meant for one task; but not fewer steps than `_STEPS`.
 _EPOCHS, _STEPS = 1 / 6, 150
@@ -174,7 +191,7 @@ def auto(
 
     Examples:
         >>> result = engram.auto(model, "plants", "photos", engram.Recipe(epochs=3))
-        >>> result.regime in ("head", "readout", "masked", "masked+adapter", "side", "side+readout")
+        >>> result.regime in engram.methods.METHODS
         True
     """
     recipe = recipe or Recipe()
@@ -326,8 +343,7 @@ class Portfolio:
         training.end()
         trained = [one for one in self.trials if one.metrics]  # others waited to the end
         left = [one for one in trained if not one.dropped]
-        sides = [one for one in left if isinstance(one.final.task.method, Side)]
-        others = [*solved, *(self._averaged(training, one, solved) for one in sides if solved)]
+        others = [*solved, *self._averaged(training, left, *solved[1:])]
         self.finished = finished = [*left, *others]
         measured = [one.metrics for one in finished]
         chosen = finished[best_of(self.measured_by, measured)]
@@ -381,31 +397,36 @@ class Portfolio:
     def _score(self, one: Trial) -> float:
         return float(one.metrics[self.measured_by])
 
-    def _averaged(self, training: Training, side: Trial, solved: Sequence[Trial]) -> Trial:
-        """The best average of a side task with a solved one."""
-        made = []
-        for solution in (one.solution for one in solved if one.solution is not None):
-            regime = SideReadout.name if solution.reads else Side.name
-            trainers = self._trainers(regime, solution.reads)
-            for fold, (one, own) in enumerate(zip(trainers, side.trainers, strict=True)):
-                self._average(one.task, own.task, solution, fold)
-            training.measure(trainers)
-            trainers[-1].ending = side.final.ending
-            made.append(Trial(trainers, lr=side.lr, metrics=trainers[-1].metrics))
-        return made[best_of(self.measured_by, [one.metrics for one in made])]
+    def _averaged(
+        self, training: Training, trained: Sequence[Trial], readout: Trial | None = None
+    ) -> list[Trial]:
+        """The averages of trained tasks with the solved readout, if there is one."""
+        if readout is None or readout.solution is None:
+            return []
+        solution, averages = readout.solution, []
+        for one in trained:
+            method = WITH_READOUT[one.final.task.spec.regime]
+            trainers = self._trainers(method.name, solution.reads)
+            for fold, (own, other) in enumerate(zip(trainers, one.trainers, strict=True)):
+                self._average(own.task, other.task, solution, fold)
+            trainers[-1].ending = one.final.ending
+            averages.append(Trial(trainers, lr=one.lr))
+        training.measure([trainer for one in averages for trainer in one.trainers])
+        for one in averages:
+            one.metrics = one.final.metrics
+        return averages
 
-    def _average(self, task: Task, side: Task, solution: Solution, fold: int) -> None:
-        """Fill a task with a side and a solved head: its output is the mean of both."""
-        width, read = self.model.backbone.config.width, solution.weight.shape[-1]
+    def _average(self, task: Task, other: Task, solution: Solution, fold: int) -> None:
+        """Fill a task with a trained and a solved one: its output is the mean of both."""
+        method, width = task.method, self.model.backbone.config.width
+        assert isinstance(method, WithReadout)
         with torch.no_grad():
-            for name, value in side.input().tensors.items():
+            for name, value in other.input().tensors.items():
                 task.get_parameter(name).copy_(value)
             for name, values in solution.tensors.items():
                 task.get_parameter(name).copy_(values[fold])
-            task.head.weight.zero_()
-            task.head.weight[:, :read] += solution.weight[fold] / 2
-            task.head.weight[:, :width] += side.head.weight[:, :width] / 2
-            task.head.weight[:, read:] += side.head.weight[:, width:] / 2
-            task.head.bias.copy_((solution.bias[fold] + side.head.bias) / 2)
+            weight = method.mean_weight(other.head.weight, solution.weight[fold], width)
+            task.head.weight.copy_(weight)
+            task.head.bias.copy_((other.head.bias + solution.bias[fold]) / 2)
         for name, value in task.head.fitted.items():
-            value.copy_(side.head.fitted[name])
+            value.copy_(other.head.fitted[name])
