@@ -100,13 +100,16 @@ def test_a_head_sees_statistics_or_the_pooled_token_and_its_own_side_network() -
         Node(family="readout", grid=True),
         Node(family="readout", layers=2),
         Node(family="side+readout", layers=2),
+        Node(family="masked+readout", layers=2),
     ]
     model, pixels = model_of(nodes, depth=2), some_pixels(dtype=torch.float32)
     with torch.no_grad():
-        head, side, every, two, both = model.embed(pixels, list(model.tasks)).values()
+        head, side, every, two, both, token_too = model.embed(pixels, list(model.tasks)).values()
         tokens = model.backbone.tokens(pixels)
     torch.testing.assert_close(head, model.backbone.pool(tokens))
     assert torch.equal(side[:, :WIDTH], head)
     assert torch.equal(every[:, : 2 * 3 * WIDTH], two)
-    assert torch.equal(both[:, : 2 * 3 * WIDTH], two)
-    assert both.shape[1] - two.shape[1] == side.shape[1] - WIDTH
+    assert both.shape[1] == side.shape[1] + two.shape[1] - WIDTH
+    assert torch.equal(both[:, side.shape[1] :], two[:, WIDTH:])  # the pooled token is there once
+    assert torch.equal(both[:, :WIDTH], head)
+    assert torch.equal(token_too[:, WIDTH:], two)

@@ -163,7 +163,7 @@ class Reproduction:
             table.append((row.name, shown, f"{runs} x {length}", _percent(paper)))
         about = [
             ("dataset", self.dataset),
-            ("recipe", f"{recipe.optimizer}, batch {recipe.batch}, {recipe.augment} crops"),
+            ("recipe", f"{recipe.optimizer}, batch {recipe.batch}, augmentation {recipe.augment}"),
             ("trained", "nothing: this is the plan"),
         ]
         columns = ("row", "learning rates", "runs", "paper, %")

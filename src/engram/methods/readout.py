@@ -99,6 +99,16 @@ def statistics_per_layer(class_token: bool) -> int:
     return 3 if class_token else 2
 
 
+def statistics_count(shape: BackboneShape | ViTConfig, layers: int, grid: bool) -> int:
+    """The numbers of the statistics of the last layers, and maybe all grids.
+
+    The pooled token is among them.
+    """
+    count = layers * statistics_per_layer(shape.class_token)
+    count += grid_count(shape.depth) if grid else 0
+    return (count + shape.pooler) * shape.width
+
+
 class LayerStatistics:
     """Collects the layer statistics of one pass; `layer` is called with every layer's tokens.
 
@@ -198,11 +208,8 @@ class Readout(SharedPassMethod):
         shape = task.backbone
         return shape.width + self.projected if self.projected else self._statistics(shape)
 
-    def _statistics(self, shape: BackboneShape | ViTConfig) -> int:
-        """The numbers of the statistics that it reads, the pooled token's among them."""
-        count = self.layers * statistics_per_layer(shape.class_token)
-        count += grid_count(shape.depth) if self.grid else 0
-        return (count + shape.pooler) * shape.width
+    def _statistics(self, shape: BackboneShape) -> int:
+        return statistics_count(shape, self.layers, self.grid)
 
     def macs(self, task: TaskShape, n: int, ancestors: Sequence[Method]) -> tuple[int, int]:
         shape = task.backbone
@@ -224,16 +231,6 @@ class Readout(SharedPassMethod):
     @classmethod
     def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:
         return partial(ReadoutBranch, tasks)
-
-    def read(self, task: TaskInput, features: Features) -> Tensor:
-        """The head's input (b, features): layer statistics, or what they are projected to."""
-        assert features.statistics is not None
-        seen = features.statistics[:, : self._statistics(features.batch.backbone.config)]
-        if not self.projected:
-            return seen
-        projection = task.tensors["projection"]
-        pooled, others = seen.tensor_split([seen.shape[1] - projection.shape[1]], dim=1)
-        return torch.cat([pooled, F.linear(others, projection.to(others))], dim=1)
 
 
 @dataclass(frozen=True)
@@ -281,10 +278,12 @@ class WithReadout(SharedPassMethod):
         return macs + self.readout.macs(task, n, ())[0], once
 
     def details(self) -> list[tuple[str, str]]:
-        return [*super().details(), *self.readout.details()]
+        shown = super().details()
+        own = [row for row in shown if row[0] not in Readout.setting_names()]
+        return [*own, *self.readout.details()]
 
     def head_input(self, task: TaskInput, own: HeadInput, features: Features) -> HeadInput:
-        read = self.readout.read(task, features)
+        read = read_statistics(task, features)
         if features.batch.route is not None:
             read = read[features.batch.rows(task.name)]
         vector = own.own.mean(1) if own.own.ndim == 3 else own.own
@@ -307,6 +306,20 @@ class WithReadout(SharedPassMethod):
         _, mean = super().average(tasks, shares)
         projected, tensors = stack_projections(mean, tasks, shares)
         return replace(self, projected=projected), tensors
+
+
+def read_statistics(task: TaskInput, features: Features) -> Tensor:
+    """What a readout sees (b, features): layer statistics, or what they are projected to."""
+    method, statistics = task.method, features.statistics
+    assert isinstance(method, (Readout, WithReadout))
+    assert statistics is not None
+    config = features.batch.backbone.config
+    seen = statistics[:, : statistics_count(config, method.layers, method.grid)]
+    if not method.projected:
+        return seen
+    projection = task.tensors["projection"]
+    pooled, others = seen.tensor_split([seen.shape[1] - projection.shape[1]], dim=1)
+    return torch.cat([pooled, F.linear(others, projection.to(others))], dim=1)
 
 
 def stack_projections(
@@ -335,8 +348,4 @@ class ReadoutBranch(Branch):
         self.tasks = tasks
 
     def head_inputs(self, features: Features) -> dict[str, HeadInput]:
-        return {
-            task.name: HeadInput(task.method.read(task, features))
-            for task in self.tasks
-            if isinstance(task.method, Readout)
-        }
+        return {task.name: HeadInput(read_statistics(task, features)) for task in self.tasks}
