@@ -202,6 +202,9 @@ def find_layout(kind: str, tensors: Iterable[str]) -> Layout:
             parts = [tuple(before + one for one in choice.split("+")) for choice in every]
             whole = [one for one in parts if known.issuperset(one)]
             some = [one for one in parts if not known.isdisjoint(one)]
+            if not some:  # an error should name what the file would have called it
+                beside = [(one, one[0].rpartition(".")[0] + ".") for one in parts]
+                some = [one for one, at in beside if any(name.startswith(at) for name in known)]
             names[ours + module] = (whole or some or parts)[0]
     ignored, rotary = _NOT_IN_BACKBONE, family == "dinov3"
     if family == "timm":
