@@ -96,13 +96,12 @@ def _apart(heights: Sequence[float], gap: float) -> list[float]:
 
 def _cost(setting: Setting) -> float:
     """Per cent of the backbone's pass, with the head; one pass more where the backbone changes."""
-    regime = setting.regime
-    if regime == "auto":
-        regime = str(run_records(setting)[0]["kept"])
-    if regime == "lora":
+    if setting.regime == "auto":
+        kept = Setting(setting.set, str(run_records(setting)[0]["kept"]))
+        setting = replace(kept, pixels=setting.pixels)
+    if setting.regime == "lora":
         return 100.0  # merged into the backbone's own weights
-    method = replace(setting, regime=regime).method()
-    spec = TaskSpec("task", class_names(CLASSES[setting.set]), method=method)
+    spec = TaskSpec("task", class_names(CLASSES[setting.set]), method=setting.method())
     costs = task_costs(datasets.shape(), spec, image_size=(setting.pixels, setting.pixels))
     return 100 * (costs.share + costs.own_pass)
 
