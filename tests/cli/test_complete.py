@@ -38,7 +38,7 @@ def completed(*words: str) -> list[str]:
     [
         (("comp",), ["compose"]),
         (("fit", "--max-b"), ["--max-bad"]),
-        (("fit", "photos", "--regime", "sid"), ["side", "side+readout"]),
+        (("fit", "photos", "--regime", "masked"), ["masked", "masked+adapter"]),
         (("fit", "photos", "--optimizer", "s"), ["sgd"]),
         (("fit", "photos", "--recipe", "p"), ["paper"]),
         (("eval", "x", "--split", "t"), ["train", "test"]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engram.methods.method_flags import REGIMES
+from engram.methods.method_flags import AVERAGES, REGIMES
 from engram.util.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from engram.methods.side import Side as Side
     from engram.methods.side import SideReadout as SideReadout
 
-_HOMES = {path.partition(":")[2]: path for path in REGIMES.values()}
+_HOMES = {path.partition(":")[2]: path for path in (REGIMES | AVERAGES).values()}
 _HOMES |= {"Base": "head:Base", "CosineHead": "head:CosineHead"}
 for _name in ("Method", "OwnPassMethod", "SharedPassMethod"):
     _HOMES[_name] = f"method:{_name}"

@@ -13,9 +13,6 @@ REGIMES = {
     "masked+adapter": "masked:MaskedAdapter",
     "side": "side:Side",
     "readout": "readout:Readout",
-    "masked+readout": "masked:MaskedReadout",
-    "masked+adapter+readout": "masked:MaskedAdapterReadout",
-    "side+readout": "side:SideReadout",
     "pooling": "pooling:LearnedPooling",
     "memory": "full_attention:FullMemory",
     "class": "full_attention:ClassToken",
@@ -25,6 +22,12 @@ REGIMES = {
     "adapter": "full_attention:FullAdapter",
     "memory+adapter": "full_attention:FullMemoryAdapter",
     "patchcore": "patchcore:PatchCore",
+}
+#: Where those are that nobody trains: `auto` makes them of a trained task and a readout.
+AVERAGES = {
+    "masked+readout": "masked:MaskedReadout",
+    "masked+adapter+readout": "masked:MaskedAdapterReadout",
+    "side+readout": "side:SideReadout",
 }
 DEFAULT_REGIME = "masked"
 ONE_CLASS_REGIME = "patchcore"  # of tasks that learn from good images alone

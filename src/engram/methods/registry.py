@@ -8,12 +8,14 @@ from importlib.metadata import entry_points
 from engram.errors import EngramError
 from engram.methods.head import Base, CosineHead
 from engram.methods.method import Method, OwnPassMethod, SharedPassMethod
-from engram.methods.method_flags import REGIMES
+from engram.methods.method_flags import AVERAGES, REGIMES
 
 #: The methods by regime, in the order of tables. `Base` is the backbone itself, and no regime.
 METHODS: dict[str, type[Method]] = {
     regime: getattr(import_module(f"engram.methods.{module}"), name)
-    for regime, (module, name) in ((key, path.split(":")) for key, path in REGIMES.items())
+    for regime, (module, name) in (
+        (key, path.split(":")) for key, path in (REGIMES | AVERAGES).items()
+    )
 }
 #: Methods of tasks that are made of something else than a choice of regime, such as words.
 MADE: dict[str, type[Method]] = {CosineHead.name: CosineHead}
