@@ -11,8 +11,8 @@ derived     a backbone of their own, made once and without labels: cells that ev
 
 With each, `auto` learns from 1,000 images of CIFAR-10 and of fashion and from blood cells, and is
 compared with `auto` as it is and with `memory`, on a real ViT-Ti/16. No test image is read. The
-cells learn from the training images of pets, flowers, textures, leaves and waste, for about an hour
-of one core; they are kept in build/derived, and training continues from its last checkpoint.
+cells learn from the training images of pets, flowers, textures, leaves and waste, for about ten
+minutes of one core; they are kept in build/derived, and training continues from its last checkpoint.
 Finished runs are lines of results/tiny_images.jsonl.
 """
 
@@ -48,7 +48,7 @@ from engram.vit.vit import ViT
 RECORDS = Records(RESULTS / "tiny_images.jsonl")
 PHOTOGRAPHS = ("pets", "flowers", "textures", "leaves", "waste")
 SETS = ("cifar10", "fashion", "bloodcells")
-CELLS, STEPS, BATCH, RATE = 20, 1_500, 32, 3e-3
+CELLS, STEPS, BATCH, RATE = 20, 600, 16, 3e-3
 SIDES = (24, 32, 40, 48, 64)  # of a shrunk photograph
 SEEDS = (0, 1, 2)
 HOW = {

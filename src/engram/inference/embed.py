@@ -200,7 +200,7 @@ def check_names(names: Sequence[str]) -> None:
 
 @contextmanager
 def vector_file(path: Path) -> Iterator[Callable[[Embeddings], None]]:
-    """What adds vectors to a file; the file appears whole at the end, or not at all."""
+    """A writer that adds vectors to a file, which appears whole at the end, or not at all."""
     with replaced(path) as file, _FORMATS[path.suffix.lower()](file) as add:
         yield add
 

@@ -102,7 +102,7 @@ class TorchEngine(Engine):
 
 
 class EngineSettings(Protocol):
-    """What any settings say about an engine."""
+    """The choice of an engine that any settings have."""
 
     @property
     def engine(self) -> str: ...

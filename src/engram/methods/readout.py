@@ -309,7 +309,7 @@ class WithReadout(SharedPassMethod):
 
 
 def read_statistics(task: TaskInput, features: Features) -> Tensor:
-    """What a readout sees (b, features): layer statistics, or what they are projected to."""
+    """The input of a readout's head (b, features): statistics, or what they are projected to."""
     method, statistics = task.method, features.statistics
     assert isinstance(method, (Readout, WithReadout))
     assert statistics is not None

@@ -39,7 +39,7 @@ from engram.vit import ViT
 
 @dataclass(frozen=True)
 class Sources:
-    """What reads the data and loads the backbone of a job; it may give what it has already."""
+    """A source of the data and the backbone of a job; it may give what it has already."""
 
     read: Callable[[DataOptions, str], Splits] = DataOptions.load
     find_backbone: Callable[..., tuple[ViT, str]] = backbone_for

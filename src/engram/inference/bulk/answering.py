@@ -54,7 +54,7 @@ class Questions:
 
     @cached_property
     def engines(self) -> tuple[Engine, TorchEngine]:
-        """What computes outputs, and what computes vectors, which an exported graph has not."""
+        """The engine of outputs, and the model of vectors, which an exported graph has not."""
         engine = self.make_engine(self.model, self.settings)
         return engine, engine if isinstance(engine, TorchEngine) else TorchEngine(self.model)
 

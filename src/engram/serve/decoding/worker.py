@@ -106,7 +106,7 @@ class BodyDecoder:
         self.shape: tuple[int, ...] | None = None
 
     def answer(self, what: str, method: Callable[..., Answer], *arguments: Any) -> Answer:
-        """What a method gives about `what`; or a refusal, and why this process has to end."""
+        """The result of a method about `what`; or a refusal, and why this process has to end."""
         ending = ""
         try:
             return method(self, *arguments)
