@@ -67,6 +67,7 @@ class Tiny:
     bundle: Path
     later: Path
     thin: Path
+    token: Path  # a class token and a readout
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +77,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     backbone.preprocessing = Preprocessing((8, 8), None)
     model = MemoryViT(engram.load_backbone(save_backbone(backbone, folder / "backbone"))).eval()
     paths = []
-    tasks = {"first": ("classification", "masked"), "later": ("segmentation", "masked")}
-    for name, (kind, regime) in {**tasks, "thin": ("classification", "side+readout")}.items():
+    tasks = {
+        "first": ("classification", "masked"),
+        "later": ("segmentation", "masked"),
+        "thin": ("classification", "side+readout"),
+        "token": ("classification", "masked+adapter+readout"),
+    }
+    for name, (kind, regime) in tasks.items():
         settings = known(regime, cells=2, rank=4)
         task = model.add_task(name, ["one", "two"], kind=kind, regime=regime, **settings)
         torch.nn.init.normal_(task.head.weight, std=0.3)
@@ -123,16 +129,19 @@ def test_onnx_answers_as_the_model_does(opened: Opened, tiny: Tiny) -> None:
     assert found == pytest.approx(expected, abs=1e-4)
 
 
-def test_onnx_takes_side_patches_and_a_readout_while_it_runs(
+def test_onnx_takes_side_patches_and_readouts_while_it_runs(
     opened: Opened, tiny: Tiny, tmp_path: Path
 ) -> None:
     opened.bundle = Path(shutil.copytree(tiny.bundle, tmp_path / "with-thin"))
     client = opened(engine="onnx", threads=1)
-    response = client.put("/v1/tasks/thin", content=tiny.thin.read_bytes(), headers=AUTH)
-    assert response.status_code == 201, response.text
+    # The layers that a readout needs come out of the graph for a task that has a stream, too.
+    for path in (tiny.token, tiny.thin):
+        response = client.put(f"/v1/tasks/{path.stem}", content=path.read_bytes(), headers=AUTH)
+        assert response.status_code == 201, response.text
+        check(tiny, answers(client), 1e-4, path.stem)
     images = answers(client, attention="thin")
     assert images[0]["attention"]["pooled"]
-    for name in ("first", "thin"):
+    for name in ("first", "thin", "token"):
         check(tiny, images, 1e-4, name)
 
 
