@@ -133,7 +133,7 @@ def test_it_lists_runs_and_prints_tables(capsys: pytest.CaptureFixture[str]) -> 
     assert "\n".join(page.TABLES["table2"]()) in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         main(["table9"])
-    assert "there is no 'table9'; choose from large, nine" in capsys.readouterr().err
+    assert "there is no 'table9'; choose from large, further" in capsys.readouterr().err
 
 
 # Records
