@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from engram import MemoryViT, ViT, random_backbone
 from engram.methods import METHODS, LearnedPooling, Side, create_method
 from engram.methods.method import Needs
-from engram.methods.readout import WithReadout
+from engram.methods.readout import WithStatistics
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
 from engram.vit.pos_embed import RotaryConfig
@@ -328,7 +328,7 @@ def as_reference(model: MemoryViT) -> list[RefTask]:
 def reference_task(task: Task) -> RefTask:
     tensors = task.input().tensors
     weight, bias = task.head.weight, task.head.bias
-    if isinstance(task.method, WithReadout):
+    if isinstance(task.method, WithStatistics):
         width = tensors["cells"].shape[-1]
         weight, bias = torch.eye(width).to(weight), bias.new_zeros(width)
     return RefTask(
@@ -369,7 +369,7 @@ def expected(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
     rows = [side_reference.climb(layers, sides) for layers in read]
     grid = (pixels.shape[2] // backbone.config.patch, pixels.shape[3] // backbone.config.patch)
     for name, task in model.tasks.items():
-        if task.method.streams and not isinstance(task.method, WithReadout):
+        if task.method.streams and not isinstance(task.method, WithStatistics):
             found[name] = torch.stack([answer.logits[name] for answer in answers])
         else:
             tokens = [answer.logits.get(name) for answer in answers]

@@ -36,7 +36,7 @@ from engram.methods.method import (
     token_macs,
 )
 from engram.methods.method_flags import shared_setting
-from engram.methods.readout import WithReadout
+from engram.methods.readout import WithStatistics
 from engram.methods.routing import routed_streams, split_routed
 from engram.util.settings import setting
 from engram.vit import ViT
@@ -164,21 +164,25 @@ class MaskedAdapter(Masked):
 
 
 @dataclass(frozen=True)
-class MaskedReadout(WithReadout, Masked):
+class MaskedReadout(WithStatistics, Masked):
     """A masked task and a readout as one."""
 
     name: ClassVar[str] = "masked+readout"
     about: ClassVar[str] = "masked + a head on every layer"
+    composed: ClassVar[bool] = True
     needs: ClassVar[Needs] = Needs.LAYERS | Needs.STATISTICS
+    pooled_first: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
-class MaskedAdapterReadout(WithReadout, MaskedAdapter):
+class MaskedAdapterReadout(WithStatistics, MaskedAdapter):
     """A masked task with adapters and a readout as one."""
 
     name: ClassVar[str] = "masked+adapter+readout"
     about: ClassVar[str] = "masked + adapters + a head on every layer"
+    composed: ClassVar[bool] = True
     needs: ClassVar[Needs] = Needs.LAYERS | Needs.STATISTICS
+    pooled_first: ClassVar[bool] = False
 
 
 class MaskedBranch(Branch):

@@ -9,7 +9,9 @@ patches over a 4 x 4 grid. Heads of side networks see such a grid, too.
 A `readout` task is a linear head on the statistics of the last k layers, or on all statistics and
 grids. It is solved by L-BFGS, costs one small product and reads nothing of other tasks. As it is
 solved, the head is factorised: it sees the pooled token and a few numbers, to which a *projection*
-maps all other statistics. That is a head of low rank, with a fraction of the parameters.
+maps all other statistics. That is a head of low rank, with a fraction of the parameters. Heads of
+`masked+readout` and its like see the same behind what is their own, a class token or the vectors of
+a side network.
 
 A linear head on features of all layers, chosen by validation, comes from Head2Toe (Evci, Dumoulin,
 Larochelle, Mozer, "Head2Toe: Utilizing Intermediate Representations for Better Transfer Learning",
@@ -21,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -30,20 +31,17 @@ from torch import Tensor
 
 from engram.backbones.shape import BackboneShape
 from engram.errors import EngramError
+from engram.methods.head import Head
 from engram.methods.method import (
-    Batch,
-    Branch,
     Features,
     HeadInput,
     Initial,
-    Joined,
     Method,
     Needs,
     SharedPassMethod,
     TaskInput,
     TaskShape,
 )
-from engram.methods.method_flags import shared_setting
 from engram.util.settings import setting
 from engram.util.tensors import to_device
 from engram.vit import ViT
@@ -99,16 +97,6 @@ def statistics_per_layer(class_token: bool) -> int:
     return 3 if class_token else 2
 
 
-def statistics_count(shape: BackboneShape | ViTConfig, layers: int, grid: bool) -> int:
-    """The numbers of the statistics of the last layers, and maybe all grids.
-
-    The pooled token is among them.
-    """
-    count = layers * statistics_per_layer(shape.class_token)
-    count += grid_count(shape.depth) if grid else 0
-    return (count + shape.pooler) * shape.width
-
-
 class LayerStatistics:
     """Collects the layer statistics of one pass; `layer` is called with every layer's tokens.
 
@@ -153,15 +141,16 @@ class LayerStatistics:
 
 
 @dataclass(frozen=True)
-class Readout(SharedPassMethod):
-    """A linear head on layer statistics, solved instead of trained."""
+class WithStatistics(SharedPassMethod):
+    """A method whose head sees layer statistics, too, behind what its family gives it.
 
-    name: ClassVar[str] = "readout"
-    about: ClassVar[str] = "a linear head on every layer"
-    solved: ClassVar[bool] = True
+    A subclass has the method of the family as its second base.
+    """
+
     answers_pixels: ClassVar[bool] = False
-    needs: ClassVar[Needs] = Needs.STATISTICS
-    rates: ClassVar[Mapping[str, float]] = {"adamw": 3e-3, "sgd": 0.3}
+    half: ClassVar[frozenset[str]] = frozenset({"projection"})
+    #: Whether the family gives the head the pooled token first, as the statistics have it.
+    pooled_first: ClassVar[bool] = True
 
     layers: int = setting(
         0, "layers whose statistics the head sees, the last ones; 0: all", most=10_000, flag=False
@@ -175,15 +164,15 @@ class Readout(SharedPassMethod):
         most=100_000,
         flag=False,
     )
-    half: ClassVar[frozenset[str]] = frozenset({"projection"})
 
     @property
     def reads_grid(self) -> bool:
         return self.grid
 
     def fitted(self, task: TaskShape) -> Method:
-        steps = task.backbone.depth + 1
-        return replace(self, layers=min(self.layers or steps, steps))
+        own, steps = super().fitted(task), task.backbone.depth + 1
+        assert isinstance(own, WithStatistics)
+        return replace(own, layers=min(self.layers or steps, steps))
 
     def check_task(self, task: TaskShape) -> None:
         super().check_task(task)
@@ -194,106 +183,55 @@ class Readout(SharedPassMethod):
             )
 
     def parameters(self, task: TaskShape) -> dict[str, Initial]:
-        others = self._statistics(task.backbone) - task.backbone.width
+        own, others = super().parameters(task), self._others(task.backbone)
         if not self.projected:
-            return {}
+            return own
 
         def rounded(value: Tensor, backbone: ViT) -> None:
             value.copy_(value.half())  # as its file will be
 
         shape = (self.projected, others)
-        return {"projection": Initial(shape, std=others**-0.5, then=rounded)}
+        return {**own, "projection": Initial(shape, std=others**-0.5, then=rounded)}
 
     def features(self, task: TaskShape) -> int:
-        shape = task.backbone
-        return shape.width + self.projected if self.projected else self._statistics(shape)
+        pooled = 0 if self.pooled_first else task.backbone.width
+        return super().features(task) + pooled + (self.projected or self._others(task.backbone))
 
-    def _statistics(self, shape: BackboneShape) -> int:
-        return statistics_count(shape, self.layers, self.grid)
-
-    def macs(self, task: TaskShape, n: int, ancestors: Sequence[Method]) -> tuple[int, int]:
-        shape = task.backbone
-        pooling = n * shape.width * grid_count(shape.depth) if self.grid else 0
-        return pooling + self.projected * (self._statistics(shape) - shape.width), 0
-
-    def details(self) -> list[tuple[str, str]]:
-        grid = ", some also as a 4 x 4 grid" if self.grid else ""
-        projected = f", projected to {self.projected} numbers" if self.projected else ""
-        return [("layers its head sees", f"{self.layers}{grid}{projected}")]
-
-    def average(
-        self, tasks: Sequence[Mapping[str, Tensor]], shares: Sequence[float]
-    ) -> tuple[Method, dict[str, Tensor]]:
-        _, mean = super().average(tasks, shares)
-        projected, tensors = stack_projections(mean, tasks, shares)
-        return replace(self, projected=projected), tensors
-
-    @classmethod
-    def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:
-        return partial(ReadoutBranch, tasks)
-
-
-@dataclass(frozen=True)
-class WithReadout(SharedPassMethod):
-    """A method and a readout as one: its head sees what both heads see, the readout's behind.
-
-    `auto` makes such a task of two that it has trained and solved. Its output is the mean of
-    theirs, which is again linear. A subclass has the other method as its second base.
-    """
-
-    composed: ClassVar[bool] = True
-    answers_pixels: ClassVar[bool] = False
-    half: ClassVar[frozenset[str]] = Readout.half
-    #: Whether the other head sees the pooled token first, as a readout's does: it is there once.
-    pooled_first: ClassVar[bool] = False
-
-    layers: int = shared_setting("layers", Readout)
-    grid: bool = shared_setting("grid", Readout)
-    projected: int = shared_setting("projected", Readout)
-
-    @property
-    def reads_grid(self) -> bool:
-        return self.grid
-
-    @property
-    def readout(self) -> Readout:
-        return Readout(self.layers, self.grid, self.projected)
-
-    def parameters(self, task: TaskShape) -> dict[str, Initial]:
-        return super().parameters(task) | self.readout.parameters(task)
-
-    def fitted(self, task: TaskShape) -> Method:
-        return replace(super().fitted(task), **self.readout.fitted(task).settings())
-
-    def check_task(self, task: TaskShape) -> None:
-        super().check_task(task)
-        self.readout.check_task(replace(task, parents=0))
-
-    def features(self, task: TaskShape) -> int:
-        twice = task.backbone.width if self.pooled_first else 0
-        return super().features(task) + self.readout.features(task) - twice
+    def _others(self, shape: BackboneShape | ViTConfig) -> int:
+        """The numbers of the statistics that it reads, all but the pooled token."""
+        count = self.layers * statistics_per_layer(shape.class_token)
+        count += grid_count(shape.depth) if self.grid else 0
+        return (count + shape.pooler - 1) * shape.width
 
     def macs(self, task: TaskShape, n: int, ancestors: Sequence[Method]) -> tuple[int, int]:
         macs, once = super().macs(task, n, ancestors)
-        return macs + self.readout.macs(task, n, ())[0], once
+        shape = task.backbone
+        pooling = n * shape.width * grid_count(shape.depth) if self.grid else 0
+        return macs + pooling + self.projected * self._others(shape), once
 
     def details(self) -> list[tuple[str, str]]:
-        shown = super().details()
-        own = [row for row in shown if row[0] not in Readout.setting_names()]
-        return [*own, *self.readout.details()]
+        shown = [row for row in super().details() if row[0] not in WithStatistics.setting_names()]
+        grid = ", some also as a 4 x 4 grid" if self.grid else ""
+        projected = f", projected to {self.projected} numbers" if self.projected else ""
+        return [*shown, ("layers its head sees", f"{self.layers}{grid}{projected}")]
 
     def head_input(self, task: TaskInput, own: HeadInput, features: Features) -> HeadInput:
-        read = read_statistics(task, features)
+        config, seen = features.batch.backbone.config, features.statistics
+        assert seen is not None
+        seen = seen[:, : config.width + self._others(config)]
         if features.batch.route is not None:
-            read = read[features.batch.rows(task.name)]
-        vector = own.own.mean(1) if own.own.ndim == 3 else own.own
-        twice = features.batch.backbone.config.width if self.pooled_first else 0
-        return HeadInput(torch.cat([vector, read[:, twice:].to(vector)], dim=1))
+            seen = seen[features.batch.rows(task.name)]
+        pooled, others = seen[:, : config.width], seen[:, config.width :]
+        if self.projected:
+            others = F.linear(others, task.tensors["projection"].to(others))
+        first = own.own.mean(1) if own.own.ndim == 3 else own.own
+        parts = [first, others] if self.pooled_first else [first, pooled, others]
+        return HeadInput(torch.cat(parts, dim=1))
 
     def mean_weight(self, other: Tensor, readout: Tensor, width: int) -> Tensor:
         """The weight of the head whose output is the mean of these two heads' outputs.
 
-        `width` is that of the pooled token.
+        `other` is that of the family's method alone, and `width` that of the pooled token.
         """
         if not self.pooled_first:
             return torch.cat([other, readout], dim=1) / 2
@@ -303,49 +241,23 @@ class WithReadout(SharedPassMethod):
     def average(
         self, tasks: Sequence[Mapping[str, Tensor]], shares: Sequence[float]
     ) -> tuple[Method, dict[str, Tensor]]:
+        """The mean, in which projections are stacked: their numbers mean different things."""
         _, mean = super().average(tasks, shares)
-        projected, tensors = stack_projections(mean, tasks, shares)
-        return replace(self, projected=projected), tensors
+        if not self.projected:
+            return self, mean
+        own = [
+            share * task["head.weight"][:, -self.projected :]
+            for task, share in zip(tasks, shares, strict=True)
+        ]
+        mean["head.weight"] = torch.cat([mean["head.weight"][:, : -self.projected], *own], dim=1)
+        mean["projection"] = torch.cat([task["projection"] for task in tasks])
+        return replace(self, projected=len(mean["projection"])), mean
 
 
-def read_statistics(task: TaskInput, features: Features) -> Tensor:
-    """The input of a readout's head (b, features): statistics, or what they are projected to."""
-    method, statistics = task.method, features.statistics
-    assert isinstance(method, (Readout, WithReadout))
-    assert statistics is not None
-    config = features.batch.backbone.config
-    seen = statistics[:, : statistics_count(config, method.layers, method.grid)]
-    if not method.projected:
-        return seen
-    projection = task.tensors["projection"]
-    pooled, others = seen.tensor_split([seen.shape[1] - projection.shape[1]], dim=1)
-    return torch.cat([pooled, F.linear(others, projection.to(others))], dim=1)
+@dataclass(frozen=True)
+class Readout(WithStatistics, Head):
+    """A linear head on layer statistics, solved instead of trained."""
 
-
-def stack_projections(
-    mean: Mapping[str, Tensor], tasks: Sequence[Mapping[str, Tensor]], shares: Sequence[float]
-) -> tuple[int, dict[str, Tensor]]:
-    """The mean of tasks, in which projections are stacked: their numbers mean different things.
-
-    The projected numbers are the last that a head sees.
-    """
-    if "projection" not in mean:
-        return 0, dict(mean)
-    projection = torch.cat([task["projection"] for task in tasks])
-    own = [
-        share * task["head.weight"][:, -len(task["projection"]) :]
-        for task, share in zip(tasks, shares, strict=True)
-    ]
-    others = mean["head.weight"][:, : -own[0].shape[1]]
-    weight = torch.cat([others, *own], dim=1)
-    return len(projection), {**mean, "projection": projection, "head.weight": weight}
-
-
-class ReadoutBranch(Branch):
-    """The statistics of the pass, as many layers as each task reads."""
-
-    def __init__(self, tasks: Sequence[TaskInput], batch: Batch) -> None:
-        self.tasks = tasks
-
-    def head_inputs(self, features: Features) -> dict[str, HeadInput]:
-        return {task.name: HeadInput(read_statistics(task, features)) for task in self.tasks}
+    name: ClassVar[str] = "readout"
+    about: ClassVar[str] = "a linear head on every layer"
+    needs: ClassVar[Needs] = Needs.STATISTICS

@@ -56,7 +56,7 @@ from engram.methods.method import (
     TaskShape,
 )
 from engram.methods.method_flags import shared_setting
-from engram.methods.readout import GRID_CELLS, WithReadout, grid_weights
+from engram.methods.readout import GRID_CELLS, WithStatistics, grid_weights
 from engram.util.tensors import to_device
 from engram.vit import ViT
 
@@ -138,13 +138,13 @@ class Side(SharedPassMethod):
 
 
 @dataclass(frozen=True)
-class SideReadout(WithReadout, Side):
+class SideReadout(WithStatistics, Side):
     """A side task and a readout as one, which see one pooled token."""
 
     name: ClassVar[str] = "side+readout"
     about: ClassVar[str] = "side network + cells + a head on every layer"
+    composed: ClassVar[bool] = True
     needs: ClassVar[Needs] = Needs.LAYERS | Needs.FINAL | Needs.STATISTICS
-    pooled_first: ClassVar[bool] = True
 
 
 class _SideGroup:

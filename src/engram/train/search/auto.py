@@ -41,7 +41,7 @@ from engram.methods import (
     SideReadout,
 )
 from engram.methods.method_flags import DEFAULT_REGIME
-from engram.methods.readout import WithReadout
+from engram.methods.readout import WithStatistics
 from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.tasks.kind import Kind
@@ -86,7 +86,7 @@ RATES: Mapping[str, Rates] = {
     Side.name: Rates((1e-3, 3e-3, 1e-2), (3e-4, 3e-2)),
 }
 #: What is made of a trained task of such a regime and the solved readout.
-WITH_READOUT: Mapping[str, type[WithReadout]] = {
+WITH_READOUT: Mapping[str, type[WithStatistics]] = {
     Masked.name: MaskedReadout,
     MaskedAdapter.name: MaskedAdapterReadout,
     Side.name: SideReadout,
@@ -419,7 +419,7 @@ class Portfolio:
     def _average(self, task: Task, other: Task, solution: Solution, fold: int) -> None:
         """Fill a task with a trained and a solved one: its output is the mean of both."""
         method, width = task.method, self.model.backbone.config.width
-        assert isinstance(method, WithReadout)
+        assert isinstance(method, WithStatistics)
         with torch.no_grad():
             for name, value in other.input().tensors.items():
                 task.get_parameter(name).copy_(value)
