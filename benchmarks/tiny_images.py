@@ -51,13 +51,14 @@ from engram.vit.vit import ViT
 RECORDS = Records(RESULTS / "tiny_images.jsonl")
 PHOTOGRAPHS = ("pets", "flowers", "textures", "leaves", "waste")
 SETS = ("cifar10", "fashion", "bloodcells")
-CELLS, STEPS, BATCH, RATE = 20, 600, 16, 3e-3
+CELLS, STEPS, BATCH, RATE, WEIGHTS_RATE = 20, 600, 16, 3e-3, 1e-4
 SIDES = (24, 32, 40, 48, 64)  # of a shrunk photograph
 SEEDS = (0, 1, 2)
 HOW = {
     "plain": "`auto`",
     "sharpened": "`auto`, sharpened images",
-    "derived": "`auto`, derived backbone",
+    "derived": "`auto`, backbone with derived cells",
+    "weights": "`auto`, backbone with derived weights",
     "memory": "`memory`, in a pass of its own",
 }
 
@@ -101,7 +102,7 @@ def compute(self: Cache, images: Tensor) -> Tensor:
     return torch.cat([*layers, final, self.backbone.pool(final).unsqueeze(1)], dim=1).half()
 
 
-# The cells
+# The derived backbones
 
 
 @cache
@@ -136,28 +137,40 @@ def batches(seed: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield tuple(x.to(torch.uint8).movedim(1, -1) for x in (chosen, shown))  # type: ignore[misc]
 
 
-def cells(seed: int) -> Tensor:
-    """Cells that give photographs of few pixels the tokens of the originals."""
-    kept = BUILD / "derived" / f"cells-{seed}.pt"
-    plain = datasets.backbone(224).requires_grad_(False)
+def with_cells(seed: int) -> ViT:
+    """A backbone whose cells give photographs of few pixels the tokens of the originals."""
+    vit = datasets.backbone(224).requires_grad_(False)
     torch.manual_seed(seed)
-    config = plain.config
-    derived = DerivedViT.of(
-        datasets.backbone(224).requires_grad_(False),
-        torch.randn(config.depth, CELLS, config.width) * 0.02,
-    )
-    optimizer = torch.optim.AdamW([derived.cells], RATE, weight_decay=0.0)
+    config = vit.config
+    derived = DerivedViT.of(vit, torch.randn(config.depth, CELLS, config.width) * 0.02)
+    return derive(derived, f"cells-{seed}", seed, RATE)
+
+
+def with_weights(seed: int) -> ViT:
+    """The same, of the usual architecture: the weights of its layers are trained instead."""
+    vit = datasets.backbone(224)
+    for block in vit.layers:
+        block.requires_grad_(True)
+    return derive(vit, f"weights-{seed}", seed, WEIGHTS_RATE)
+
+
+def derive(derived: ViT, name: str, seed: int, rate: float) -> ViT:
+    """Train what requires a gradient, or continue."""
+    kept = BUILD / "derived" / f"{name}.pt"
+    plain = datasets.backbone(224).requires_grad_(False)
+    trained = {n: p for n, p in derived.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.AdamW(trained.values(), rate, weight_decay=0.0)
     first, losses = 0, list[float]()
     if kept.exists():
         state = torch.load(kept, weights_only=True)
         first, losses = state["step"], state["losses"]
-        derived.cells.data.copy_(state["cells"])
+        derived.load_state_dict(state["trained"], strict=False)
         optimizer.load_state_dict(state["optimizer"])
     recipe = Recipe(steps=STEPS)
     assert plain.preprocessing is not None
     show = partial(normalise, preprocessing=plain.preprocessing)
     for step, (whole, small) in enumerate(batches(seed, first), start=first):
-        optimizer.param_groups[0]["lr"] = recipe.rate_at(step, STEPS, RATE)
+        optimizer.param_groups[0]["lr"] = recipe.rate_at(step, STEPS, rate)
         with torch.autocast("cpu", torch.bfloat16):
             with torch.no_grad():
                 wanted = plain.norm(plain.encode(plain.embed(show(whole)), (224, 224))).float()
@@ -170,12 +183,12 @@ def cells(seed: int) -> Tensor:
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
         if (step + 1) % 50 == 0:
-            print("cells", seed, step + 1, f"{np.mean(losses[-50:]):.4f}", flush=True)
-            state = {"step": step + 1, "losses": losses, "cells": derived.cells.detach(),
-                     "optimizer": optimizer.state_dict()}  # fmt: skip
+            print(name, step + 1, f"{np.mean(losses[-50:]):.4f}", flush=True)
+            state = {"step": step + 1, "losses": losses, "optimizer": optimizer.state_dict(),
+                     "trained": {n: p.detach() for n, p in trained.items()}}  # fmt: skip
             torch.save(state, kept.with_suffix(".new"))
             kept.with_suffix(".new").replace(kept)
-    return derived.cells.detach()
+    return derived.requires_grad_(False)
 
 
 # What tasks learn
@@ -198,8 +211,8 @@ def trained(name: str, how: str, seed: int) -> Record:
     vit = datasets.backbone(224)
     if how == "sharpened":
         splits = replace(splits, train=sharpened(splits["train"]), val=sharpened(splits["val"]))
-    if how == "derived":
-        vit = DerivedViT.of(vit, cells(seed))
+    if how in DERIVED:
+        vit = DERIVED[how](seed)
     vit.requires_grad_(False)
     recipe = Recipe(workers=0, seed=seed, data_seed=seed, refit=False)
     model = MemoryViT(vit)
@@ -220,6 +233,9 @@ def trained(name: str, how: str, seed: int) -> Record:
             "regimes": regimes}  # fmt: skip
 
 
+DERIVED = {"derived": with_cells, "weights": with_weights}
+
+
 def record_name(name: str, how: str, seed: int) -> str:
     return f"{name}, {how}, {seed}"
 
@@ -232,7 +248,7 @@ def page() -> list[str]:
             found = [RECORDS.get(record_name(name, how, seed)) for seed in SEEDS]
             each = [f"{100 * one['accuracy']:.1f}" for one in found if one]
             cells_of.append(" / ".join(each))
-        rows.append([title, *cells_of])
+        rows += [[title, *cells_of]] if any(cells_of) else []
     return [_ABOUT, "", *markdown_table(["", *SETS], rows)]
 
 
