@@ -184,7 +184,7 @@ class Branch(ABC):
     #: then set to their last tokens (b, s, D).
     streams: Sequence[Streams] = ()
     final: Sequence[Tensor] = ()
-    #: The tasks of the pass, parents first.
+    #: The tasks that it was started for, parents first.
     tasks: Sequence[TaskInput]
     #: Whether autograd records what it computes.
     trains = False

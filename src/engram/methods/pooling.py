@@ -67,7 +67,7 @@ class LearnedPooling(SharedPassMethod):
 
     @classmethod
     def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:
-        return partial(PoolingBranch, [task.name for task in tasks], JoinedQueries(tasks))
+        return partial(PoolingBranch, tasks, JoinedQueries(tasks))
 
     def attention_maps(
         self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
@@ -104,10 +104,10 @@ class JoinedQueries:
 class PoolingBranch(Branch):
     """Pooled vectors of learned queries, behind the pooled token."""
 
-    def __init__(self, names: Sequence[str], joined: JoinedQueries, batch: Batch) -> None:
-        self.names, self.joined = names, joined
+    def __init__(self, tasks: Sequence[TaskInput], joined: JoinedQueries, batch: Batch) -> None:
+        self.tasks, self.joined = tasks, joined
 
     def head_inputs(self, features: Features) -> dict[str, HeadInput]:
         pooled, found = features.pooled, self.joined(features.tokens)
-        pairs = zip(self.names, found, strict=True)
-        return {name: HeadInput(torch.cat([pooled, own], 1)) for name, own in pairs}
+        pairs = zip(self.tasks, found, strict=True)
+        return {task.name: HeadInput(torch.cat([pooled, own], 1)) for task, own in pairs}

@@ -188,8 +188,7 @@ def _start(
         for group, together in zip(groups, joined, strict=True):
             tasks = task_inputs(model, together)
             branch = model.joined.join(tasks, model.backbone, trains)(own)
-            branch.tasks, branch.trains, branch.asked = tasks, trains, group
-            branch.routed = own.route is not None
+            branch.trains, branch.asked, branch.routed = trains, group, own.route is not None
             branches.append(branch)
     methods = [model.task(name).method for name in names]
     if not any(Needs.STATISTICS in method.needs for method in methods):

@@ -79,7 +79,7 @@ class Rates(NamedTuple):
     further: tuple[float, ...] = ()
 
 
-#: The regimes that are trained.
+#: The regimes that are trained. For `side` the cache keeps all that the solved readout reads, too.
 RATES: Mapping[str, Rates] = {
     Masked.name: Rates((5e-4, 2e-3, 8e-3), (1e-4, 3e-2)),
     MaskedAdapter.name: Rates((5e-4, 2e-3), (1e-4, 8e-3, 3e-2)),
@@ -343,7 +343,7 @@ class Portfolio:
         training.end()
         trained = [one for one in self.trials if one.metrics]  # others waited to the end
         left = [one for one in trained if not one.dropped]
-        others = [*solved, *self._averaged(training, left, *solved[1:])]
+        others = [*solved, *self._averaged(training, left, solved)]
         self.finished = finished = [*left, *others]
         measured = [one.metrics for one in finished]
         chosen = finished[best_of(self.measured_by, measured)]
@@ -398,12 +398,13 @@ class Portfolio:
         return float(one.metrics[self.measured_by])
 
     def _averaged(
-        self, training: Training, trained: Sequence[Trial], readout: Trial | None = None
+        self, training: Training, trained: Sequence[Trial], solved: Sequence[Trial]
     ) -> list[Trial]:
-        """The averages of trained tasks with the solved readout, if there is one."""
-        if readout is None or readout.solution is None:
+        """The averages of trained tasks with the readout, which was solved last."""
+        solution = solved[-1].solution if solved else None
+        if solution is None:
             return []
-        solution, averages = readout.solution, []
+        averages = []
         for one in trained:
             method = WITH_READOUT[one.final.task.spec.regime]
             trainers = self._trainers(method.name, solution.reads)
